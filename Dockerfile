@@ -17,6 +17,8 @@ RUN apt-get update && apt-get install -y --no-install-recommends g++ && rm -rf /
  && useradd --create-home --uid 10001 paceline
 COPY --from=build /opt/paceline /opt/paceline
 USER paceline
+# A volume that is mounted there belongs to this user.
+RUN mkdir -p /home/paceline/.cache
 ENV PATH=/opt/paceline/bin:$PATH PACELINE_HOST=0.0.0.0 PACELINE_LOG_FORMAT=json
 EXPOSE 8000
 STOPSIGNAL SIGTERM

@@ -313,6 +313,29 @@ def bodies() -> dict[str, Callable[[], Any]]:
     }
 
 
+def with_aider() -> dict[str, Callable[[], Any]]:
+    """A coding client, as its command, from $AIDER or the search path: it reads a file and writes what is answered."""
+    aider = os.environ.get("AIDER") or shutil.which("aider")
+    if aider is None:
+        raise ImportError("no command aider; its path may be given as AIDER")
+
+    def asked(*more: str) -> Any:
+        with tempfile.TemporaryDirectory() as folder:
+            (Path(folder) / "calc.py").write_text("def add(a, b):\n    return a - b\n", encoding="utf-8")
+            done = subprocess.run(
+                [aider, "--model", f"openai/{name()}", "--openai-api-base", f"{URL}/v1", "--edit-format", "whole",
+                 "--no-git", "--yes-always", "--no-show-model-warnings", "--no-check-update", "--analytics-disable",
+                 "--no-pretty", "--map-tokens", "0", "--no-suggest-shell-commands", *more,
+                 "--message", "add must return the sum a + b. Fix it.", "calc.py"],
+                cwd=folder, capture_output=True, text=True, timeout=900, check=True, env={**os.environ, "HOME": folder},
+            )  # fmt: skip
+            if "Tokens:" not in done.stdout:
+                raise RuntimeError(done.stdout[-300:])
+            return (Path(folder) / "calc.py").read_text(encoding="utf-8")
+
+    return {"chat": lambda: asked("--no-stream"), "stream": asked}
+
+
 NAME: list[str] = []
 
 
@@ -329,8 +352,8 @@ def name() -> str:
 CLIENTS: dict[str, Callable[[], dict[str, Callable[[], Any]]]] = {
     "openai (Python)": openai_python, "openai (npm)": openai_npm, "anthropic (Python)": anthropic_python,
     "anthropic (npm)": anthropic_npm, "LangChain": langchain, "LlamaIndex": llama_index, "instructor": with_instructor,
-    "litellm": with_litellm, "llm": llm_tool, "Java HttpClient": java, "Ollama (Python)": with_ollama,
-    "bodies of coding agents": bodies,
+    "litellm": with_litellm, "llm": llm_tool, "aider": with_aider, "Java HttpClient": java,
+    "Ollama (Python)": with_ollama, "bodies of coding agents": bodies,
 }  # fmt: skip
 
 

@@ -159,7 +159,8 @@ def test_every_drafter_writes_the_same_text(pair: list[str]) -> None:
 def test_figures_go_to_stderr(pair: list[str]) -> None:
     loud = run("generate", "Tom has", *pair, "--seed", "5", "--max-tokens", "9")
     quiet = run("generate", "Tom has", *pair, "--seed", "5", "--max-tokens", "9", "--no-stats")
-    assert loud.stdout == quiet.stdout and quiet.stderr == ""
+    said = [line for line in quiet.stderr.splitlines() if not line.startswith("measuring this machine")]
+    assert loud.stdout == quiet.stdout and not said, "on a busy machine step times are not kept, and measured again"
     assert "9 tokens in" in loud.stderr and "tau" in loud.stderr and "seed 5" in loud.stderr
 
 

@@ -90,6 +90,83 @@ MORE: dict[str, dict[str, Any]] = {
         "head_dim": 16,
     },
     "olmoe": {"model_type": "olmoe", "num_key_value_heads": 2, "num_experts": 4, "num_experts_per_tok": 2},
+    "glm4_moe": {
+        "model_type": "glm4_moe",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
+        "n_group": 4,
+        "topk_group": 2,
+        "routed_scaling_factor": 1.7,
+        "use_qk_norm": True,
+        "attention_bias": True,
+    },
+    "ernie4_5_moe": {
+        "model_type": "ernie4_5_moe",
+        "num_key_value_heads": 2,
+        "moe_num_experts": 6,
+        "moe_k": 2,
+        "moe_intermediate_size": 24,
+        "moe_num_shared_experts": 1,
+        "moe_layer_start_index": 1,
+        "moe_layer_end_index": 2,
+        "moe_layer_interval": 1,
+    },
+    "granitemoe": {
+        "model_type": "granitemoe",
+        "num_key_value_heads": 2,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+        "swiglu_limit": 0.4,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "truncate": False,
+        },
+    },
+    "ministral3": {
+        "model_type": "ministral3",
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e6,
+            "factor": 2.0,
+            "original_max_position_embeddings": 256,
+            "llama_4_scaling_beta": 0.1,
+            "mscale": 1.0,
+            "mscale_all_dim": 1.0,
+        },
+    },
+    "lfm2_moe": {
+        "model_type": "lfm2_moe",
+        "num_key_value_heads": 2,
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "num_dense_layers": 1,
+        "routed_scaling_factor": 1.3,
+        "layer_types": ["conv", "full_attention"],
+        "tie_word_embeddings": False,
+    },
     "lfm2": {
         "model_type": "lfm2",
         "num_key_value_heads": 2,
@@ -168,6 +245,9 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
             weight.copy_(noise * weight.shape[1] ** -0.5)
         else:
             weight.add_(0.2 * noise)
+    for name, numbers in sorted(model.named_buffers()):
+        if name.endswith("bias"):  # of routers, added where experts are chosen
+            numbers.add_(0.2 * torch.randn(numbers.shape, generator=stream))
 
 
 def save_tokenizer(path: Path, vocab: int) -> None:

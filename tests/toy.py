@@ -185,7 +185,7 @@ class Toy:
             said, rounds = list[int](), list[Round]()
             while len(rounds) < passes:
                 room = text.most - len(said) - 1
-                hidden = {"post_norm": states[-1]} if said else {}
+                hidden = {"post_norm": torch.stack(states[-len(said) :])} if said else {}
                 turn = Turn(place or 0, list(said), text, room, min(room, MAX_CANDIDATES), hidden)
                 drafts = proposer is not None and place is not None and turn.room > 0
                 tokens, parents = list[int](), list[int]()

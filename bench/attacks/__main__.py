@@ -19,7 +19,7 @@ from bench.attacks import boxes, remote
 from bench.attacks.process import Started, started
 from bench.attacks.wire import Bystander, post
 
-MINE, THEIRS = "client-key-0123", "attacker-key-4567"
+MINE, THEIRS, ROUTER = "client-key-0123", "attacker-key-4567", "router-key-8901"
 MOST_WAIT_S, MOST_GROWTH_MB = 1.0, 100.0
 SETTLE_S = 4.0
 """After an attack, until memory has gone back."""
@@ -119,8 +119,11 @@ def main() -> int:
         with started((*serve, *keys)) as (server,):
             good &= run("serve", server.url, [server], chosen(remote.SERVED))
     if "route" in given.what:
-        route = ("route", "--slots", "32", "--port", "0", *keys)
-        with started(serve, serve) as engines, started((*route, *(e.url for e in engines))) as (router,):
+        route = ("route", "--slots", "32", "--port", "0", *keys, "--engine-key", ROUTER)
+        with (
+            started(*[(*serve, "--router-key", ROUTER)] * 2) as engines,
+            started((*route, *(e.url for e in engines))) as (router,),
+        ):
             good &= run("route", router.url, [router, *engines], chosen(remote.ROUTED))
             good &= page(router.url)
         good &= closing()

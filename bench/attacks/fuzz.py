@@ -26,6 +26,8 @@ from paceline.serve import app
 
 TIMEOUT_S = 900.0
 """Patience with one answer: a machine that is shared may stand still for minutes."""
+PART = 5000
+"""Bodies between two words of how far it has come."""
 Door = tuple[str, type[BaseModel]]
 USER = [{"role": "user", "content": "Hi"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
@@ -119,6 +121,20 @@ def junk(draw: random.Random) -> Any:
     return draw.choice(kinds)()
 
 
+def like(value: Any, draw: random.Random) -> Any:
+    """Another value of the same kind, most of which a server takes."""
+    match value:
+        case bool():
+            return not value
+        case int():
+            return draw.choice((0, 1, 2, 3, 7, 64, value + 1, -value))
+        case float():
+            return draw.choice((0.0, 0.3, 1.0, value / 2))
+        case str():
+            return draw.choice(("", "a", "Hi there", value * 2, "\U0001f600", "\n\n", "[a-c]{1,3}"))
+    return junk(draw)
+
+
 def places(value: Any, found: list[tuple[Any, Any]]) -> list[tuple[Any, Any]]:
     """(container, key) of everything within a value."""
     items: Iterator[tuple[Any, Any]] = iter(())
@@ -136,14 +152,17 @@ def mutated(model: type[BaseModel], base: dict[str, Any], draw: random.Random) -
     body = json.loads(json.dumps(base))
     names = [field.alias or name for name, field in model.model_fields.items()]
     twice = ""
-    for _ in range(draw.randrange(1, 5)):
+    for _ in range(draw.choice((1, 1, 1, 2, 3, 4))):
         spots = places(body, [])
-        match draw.randrange(6):
-            case 0 | 1:
+        match draw.randrange(9):
+            case 0:
                 body[draw.choice(names)] = junk(draw)
-            case 2 if spots:
+            case 1 | 2 if spots:
                 container, key = draw.choice(spots)
                 container[key] = junk(draw)
+            case 5 | 6 | 7 if spots:
+                container, key = draw.choice(spots)
+                container[key] = like(container[key], draw)
             case 3 if spots:
                 container, key = draw.choice(spots)
                 if isinstance(container, dict):
@@ -209,7 +228,13 @@ def main() -> int:
     with started(serve) as (server,):
         fuzzed(server.url, 300, given.seed + 1)
         before, began = server.resident_mb, time.monotonic()
-        statuses, bad = fuzzed(server.url, given.count, given.seed)
+        statuses, bad = Counter[int](), list[tuple[str, bytes]]()
+        for done in range(0, given.count, PART):
+            seen, wrong = fuzzed(server.url, min(PART, given.count - done), given.seed + done)
+            statuses, bad = statuses + seen, bad + wrong
+            if given.count > PART:
+                so_far = f"{sum(statuses.values())} bodies, {len(bad)} bad, {server.resident_mb - before:+.0f} MB"
+                print(so_far, flush=True)
         seconds = time.monotonic() - began
         time.sleep(5)
         told = " ".join(f"{count}x{status}" for status, count in sorted(statuses.items()))

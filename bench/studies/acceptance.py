@@ -105,7 +105,7 @@ class Study:
         for budget in self.args.budgets or BUDGETS:
             chain = self.chain(budget)
             self.run("rsd_c", "rrs", budget)  # measures its rates
-            shape = rsd_c.branching(budget, self.llm.engine.drafters.drafters["rsd_c"].rates)
+            shape = rsd_c.branching(budget, self.llm.engine.drafters.drafters["rsd_c"].measured.kept[""].rates)
             fixed = self.show(f"rsd_c {shape}", self.run("rsd_c", "rrs", budget), ("chain", chain))
             for width in beams(budget):
                 with patched(rsd_s, "beam", lambda nodes, width=width: width):

@@ -8,36 +8,17 @@ rounds in turn. Also printed: bytes of all adapters, and of their factors as the
 """
 
 import argparse
-import json
 import tempfile
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-import torch
-from safetensors.torch import save_file
-
 from paceline import LLM, SamplingParams
+from paceline.bench.random_lora import random_lora
 from paceline.model.checkpoint import read_config, resolve
 from paceline.model.lora import lora_places
 
 ROWS = 16
-
-
-def make(path: Path, model: Path, seed: int, rank: int) -> Path:
-    """A random adapter."""
-    stream, tensors, targets = torch.Generator().manual_seed(seed), {}, set()
-    for place in lora_places(read_config(model), False, False):
-        for module, out in zip(place.modules, place.outs):
-            targets.add(module.rpartition(".")[2])
-            name = f"base_model.model.{module}.lora_"
-            tensors[f"{name}A.weight"] = torch.randn(rank, place.width, generator=stream) * place.width**-0.5
-            tensors[f"{name}B.weight"] = torch.randn(out, rank, generator=stream) * 0.02
-    path.mkdir()
-    save_file(tensors, path / "adapter_model.safetensors")
-    facts = {"peft_type": "LORA", "r": rank, "lora_alpha": rank, "target_modules": sorted(targets)}
-    (path / "adapter_config.json").write_text(json.dumps(facts))
-    return path
 
 
 def main() -> None:
@@ -52,7 +33,7 @@ def main() -> None:
     model = resolve(args.model)
     spec = read_config(model)
     with tempfile.TemporaryDirectory() as folder:
-        lora = {f"a{i}": make(Path(folder) / f"a{i}", model, i, args.rank) for i in range(ROWS)}
+        lora = {f"a{i}": random_lora(Path(folder) / f"a{i}", model, i, args.rank) for i in range(ROWS)}
         llm = LLM(
             model, drafter="none", quantize=args.quantize, threads=args.threads, lora=lora, max_requests=ROWS,
             blocks=64 * ROWS,

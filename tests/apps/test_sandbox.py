@@ -2,16 +2,34 @@
 
 import asyncio
 import os
+import shutil
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from paceline.apps.common import sandbox
 from paceline.apps.common.sandbox import AppLimits, AppOutcome, Attempt, Job, SandboxError, run, unavailable
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")
+
+AS_NOBODY = """
+import asyncio
+from paceline.apps.common import sandbox
+print(sandbox.unavailable())
+for code in (
+    "import os; assert os.getuid() == 65534 and not os.path.exists('/etc/shadow')", "open('/etc/passwd', 'a')",
+    "import socket; socket.create_connection(('1.1.1.1', 80))", "bytearray(10**10)", "while True: pass",
+    "import os\\nwhile True:\\n    try: os.fork()\\n    except OSError: pass",
+):
+    job = sandbox.Job(("python3", "-c", code), limits=sandbox.AppLimits(wall_s=2))
+    made = asyncio.run(sandbox.run(job))
+    print(made.status, made.limit, [attempt.kind for attempt in made.attempts])
+"""
 
 
 def boxed(code: str, **options: Any) -> AppOutcome:
@@ -233,3 +251,30 @@ def test_a_file_with_many_names_is_read_and_copied_once(tmp_path: Path) -> None:
     assert len(outcome.files) == 41 and len({id(content) for content in outcome.files.values()}) == 1
     boxed(made, collect=True, keep=tmp_path)
     assert len({path.stat().st_ino for path in tmp_path.iterdir()}) == 1 and len([*tmp_path.iterdir()]) == 41
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="every other test here is one of this")
+def test_an_ordinary_user_has_the_same_box() -> None:
+    """The package alone, with the system's Python, as the user nobody."""
+    python, change = shutil.which("python3", path="/usr/bin"), shutil.which("runuser")
+    if python is None or change is None:
+        pytest.skip("needs /usr/bin/python3 and runuser")
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o755)
+        package = shutil.copytree(sandbox.__path__[0], Path(folder) / "paceline/apps/common/sandbox")
+        for path in (*package.iterdir(), package, *list(package.parents)[:3]):
+            path.chmod(0o755)
+        environ = {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "PATH": "/usr/bin:/bin"}
+        told = subprocess.run(
+            [change, "-u", "nobody", "--", python, "-c", AS_NOBODY],
+            env=environ, cwd=folder, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+    assert told.returncode == 0, told.stderr
+    lines = told.stdout.splitlines()
+    if lines[0]:
+        assert "namespace" in lines[0], "or it says why not"
+        return
+    assert lines[1:] == [
+        "ok None []", "failed None ['write']", "failed None ['network']", "stopped memory ['memory']",
+        "stopped time []", "stopped processes []",
+    ]  # fmt: skip

@@ -1,6 +1,7 @@
 """What clients say of texts: the bit that the policies ask for, and the bound that holds when they lie."""
 
 import random
+from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,6 +88,27 @@ def test_a_request_says_it_of_its_first_tokens() -> None:
         cache.begin(lease, len(rest), 0).commit([], rest)
         cache.close(lease)
     assert heard == [(0, True), (1, True), (2, False), (0, False), (1, False), (2, False)]
+
+
+def test_what_a_waiting_request_left_goes_last() -> None:
+    """A pre-empted request comes back for certain: what others left goes first, and nobody is taken at their word."""
+    bits = ClientBits(64, Silent())
+    cache = Cache(8, 2, eviction=Det(bits))
+    pool = cache.pool
+    bits.tell(b"elsewhere", True)  # so silence means that a text can go
+
+    def text(first: int, tokens: int) -> Any:
+        lease = cache.open([first] * tokens)
+        txn = cache.begin(lease, tokens, 0)
+        txn.commit([], [first] * tokens)
+        return lease
+
+    stream, other = text(1, 8), text(2, 8)
+    cache.close(stream, again=True)
+    cache.close(other)
+    pool.allocate(4)
+    assert cache.open([2] * 9).length == 0 and cache.open([1] * 9).length == 8
+    assert bits.bit(b"another", b"") == 1 and [*bits._told] == [b"elsewhere"], "no client said anything of it"
 
 
 def test_a_pair_hears_through_shadow() -> None:

@@ -32,7 +32,7 @@ def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("target"), "llama", seed=1)
 
 
-@pytest.fixture(scope="module", params=["medusa", "hydra", "hydra, two layers"])
+@pytest.fixture(scope="module", params=["medusa", "hydra", "hydra, two layers", "hydra++"])
 def head(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     """A random one over the six words that its target says most, which is right now and then."""
     said = Counter(token for text in served(target, None, "none").texts for token in text)
@@ -41,6 +41,7 @@ def head(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.
         "medusa": lambda: Medusa(HeadConfig(**sizes)),
         "hydra": lambda: Hydra(HydraConfig(**sizes)),
         "hydra, two layers": lambda: Hydra(HydraConfig(**sizes, layers=2)),
+        "hydra++": lambda: Hydra(HydraConfig(**sizes, prefix=True)),
     }
     made = shaken(kinds[request.param]())
     words = sorted(word for word, _ in said.most_common(WORDS))
@@ -72,13 +73,14 @@ def served(target: Path, head: Path | None, drafter: str, **more: Any) -> Served
         if drafter == "none":
             return Served(texts, rounds.each, [], [])
         made: Any = llm.engine.drafters.drafter(drafter)
-        chances = (made if "+" not in drafter else made.parts[drafter.partition("+")[2]]).chances[True]
+        head = made if "+" not in drafter else made.parts[drafter.partition("+")[2]]
+        chances = head.chances[not options["temperature"]].kept[""]
         return Served(texts, rounds.each, chances.hits, chances.tries)
 
 
 def test_which_heads_can() -> None:
-    """Heads whose depths are stages can; heads with K/V of their own, or without sight of what they need, cannot."""
-    assert sorted(ABLE) == ["hydra", "hydra, 40 words", "medusa", "medusa, own head"]
+    """Heads whose depths are stages can, and over the text plain layers; Clover, whose states pass gates, cannot."""
+    assert sorted(ABLE) == ["hydra", "hydra++", "hydra, 40 words", "medusa", "medusa, own head"]
 
 
 @needs_native
@@ -87,7 +89,7 @@ def test_the_native_proposer_is_its_twin(
     head: tuple[Path, str], quantize: str | None, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every round offers and keeps as many nodes at each depth, and every rank is tried and hit as often."""
-    native = served(target, *head, quantize=quantize)
+    native, steps = (served(target, *head, quantize=quantize, patience=patience) for patience in (1e9, 0.0))
     called = list[int]()
     original = HeadProposer.propose
 
@@ -99,6 +101,7 @@ def test_the_native_proposer_is_its_twin(
     assert native == served(target, *head, quantize=quantize) and not called
     monkeypatch.setattr(CompiledHead, "table", lambda *of: None)
     assert native == served(target, *head, quantize=quantize) and max(called) == len(PROMPTS)
+    assert steps == served(target, *head, quantize=quantize, patience=0.0), "single steps, too"
     several = [round for rounds in native.rounds if len(rounds) > 1 for round in rounds]
     assert sum(round.depth for round in several) > 5 and max(sum(round.offered) for round in several) == NODES
 

@@ -132,7 +132,8 @@ def test_a_model_that_proposes_nothing_has_missed_a_look_up_has_not() -> None:
     draft = merged.parts["model"].draft
     merged.parts["model"].draft = lambda asks, view: (draft(asks, view), Forest())[1]  # type: ignore[method-assign]
     run(engine, [wish([1, 2, 3], "user+model", max_tokens=40, ignore_eos=True)])
-    assert merged.records["model"].missed > 1 and not merged.records["user"].missed
+    records = merged.records.kept[""]
+    assert records["model"].missed > 1 and not records["user"].missed
 
 
 def test_small_drafts_of_a_busy_hour_say_nothing_of_large_ones() -> None:
@@ -213,9 +214,10 @@ def test_who_is_asked() -> None:
         return merged._ask(part, ask, 8, expected, memory).item.nodes
 
     for _ in range(300):
-        merged.records["ngram"].asked.count(8, 0)
-        merged.records["model"].asked.count(8, 2)
-        merged.records["model"].used.count(8, 6)
+        records = merged.records.of(request)
+        records["ngram"].asked.count(8, 0)
+        records["model"].asked.count(8, 2)
+        records["model"].used.count(8, 6)
     memory.beaten["model"] = request.round
     assert asked("ngram", 0.0) == 8, "though nothing was kept of it so far"
     assert asked("model", 1.5) == 8 and asked("model", 2.5) == 0

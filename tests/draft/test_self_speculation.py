@@ -401,12 +401,14 @@ def test_a_set_is_kept_for_its_task() -> None:
     engine = Setting().engine()
     run(engine, [wish("swift", user="a"), wish("swift", user="b"), wish("swift", [0, 0, 1])])
     drafter = engine.drafters.drafter("swift")
-    assert isinstance(drafter, Swift) and [*drafter.tasks] == ["a", "b", (0, 0, 1)]
+    assert isinstance(drafter, Swift) and [*drafter.tasks] == [("", "a"), ("", "b"), ("", (0, 0, 1))]
     assert len({id(search) for search in drafter.tasks.values()}) == 3
-    drafter.tasks["b"].best = best = (False, True, True, False)
+    drafter.tasks["", "b"].best = best = (False, True, True, False)
     [request] = engine.submit([4, 4], wish("swift", user="c").params)
     assert drafter.search(request).best != best, "the latest task's set is where a new one begins"
     assert drafter.search(request).score < 0
+    request.extra_key = "another"
+    assert drafter.search(request).best == spread(drafter.width_of_choice, drafter.count), "not of another tenant"
 
 
 def test_a_checkpoint_says_that_it_was_trained_to_end_early(tmp_path: Path) -> None:

@@ -89,9 +89,9 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float)
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=70, seed=1, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, progress=False)
     assert llm.engine.drafters.errors == []
-    records = getattr(llm.engine.drafters.drafter(drafter), "records", None)
+    apart = getattr(llm.engine.drafters.drafter(drafter), "records", None)
     found = sorted(rounds.found, key=lambda note: note.request)  # of one round after the other, or text by text
-    return Served(rounds.each, found, [output.token_ids for output in outputs], records)
+    return Served(rounds.each, found, [output.token_ids for output in outputs], apart and apart.kept[""])
 
 
 @pytest.mark.skipif(library() is None, reason="needs the native decoder")

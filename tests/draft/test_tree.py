@@ -18,6 +18,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS, NEED_DRAFT, dyspec, sequoia, topk
+from paceline.draft.apart import Apart
 from paceline.draft.rsd_c import RsdC, branching
 from paceline.draft.rsd_s import RsdS, beam
 from paceline.draft.spectr import SpecTr
@@ -164,8 +165,10 @@ def drive(
     """One tree of `method`, without a model."""
     if isinstance(method, type):
         method = object.__new__(method)
-        method.chances, method.least = ByTheBook(), {}
-    ask: Any = SimpleNamespace(item=SimpleNamespace(nodes=nodes, depth=99, min_chance=price))
+        method.chances, method.least = Apart(ByTheBook), Apart(dict)
+        method.measured = Apart(sequoia.MeasuredRanks)
+    item = SimpleNamespace(nodes=nodes, depth=99, min_chance=price)
+    ask: Any = SimpleNamespace(item=item, request=SimpleNamespace(extra_key=""))
     tree = make(ask, 0, law)
     method.plant(tree)
     tree.fresh = [ROOT]
@@ -354,7 +357,8 @@ def test_the_threshold_of_the_last_pop_gives_the_same_tree() -> None:
     for seed in range(40):
         want, values = one_by_one(8, seed)
         method = dyspec.DySpecThreshold.__new__(dyspec.DySpecThreshold)
-        method.chances, method.least = ByTheBook(), {8: values[-1] * (1 - 1e-9)}
+        least = values[-1] * (1 - 1e-9)
+        method.chances, method.least = Apart(ByTheBook), Apart(lambda least=least: {8: least})
         tree = drive(method, 8, seed, make=Roomy)
         assert set(paths(tree)) == set(want)
 
@@ -486,14 +490,14 @@ def test_rates_are_learned() -> None:
     for noise in (0.0, 9.0):
         engine = Setting(draft_noise=noise, nodes={"sequoia": 8}).engine()
         run(engine, [wish("sequoia", "exact", seed, max_tokens=40, temperature=0.0) for seed in range(16)])
-        found.append(engine.drafters.drafters["sequoia"].rates)  # type: ignore[attr-defined]
+        found.append(engine.drafters.drafters["sequoia"].measured.kept[""].rates)  # type: ignore[attr-defined]
         assert sum(found[-1]) <= 1 + 1e-9
     assert found[0][0] > 0.8 > sequoia.SEQUOIA_PRIOR[0] > found[1][0]
 
 
 def test_the_tree_is_the_shape() -> None:
     method: Any = object.__new__(sequoia.Sequoia)
-    method.rates = sequoia.SEQUOIA_PRIOR
+    method.measured = Apart(sequoia.MeasuredRanks)
     for nodes in (1, 5, 12):
         tree = drive(method, nodes)
         want = sequoia.best(nodes, sequoia.SEQUOIA_DEPTH, sequoia.SEQUOIA_PRIOR)

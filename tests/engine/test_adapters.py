@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +14,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM, AsyncLLM, SamplingParams
+from paceline.bench.random_lora import random_lora
 from paceline.core.errors import CapacityError, InputError, PacelineError
+from paceline.core.operations import Park, Resume
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
 from paceline.engine.adapters import Adapters
-from paceline.engine.operations import Park, Resume
 from paceline.model.checkpoint import read_config
 from paceline.model.lora import LoraWeights, fused, interleaved, lora_places, read_lora
 from tests.tiny import tiny_checkpoint
@@ -29,19 +32,8 @@ DRAWN = SamplingParams(temperature=0.8, seed=7, max_tokens=16, ignore_eos=True)
 
 
 def make_adapter(path: Path, model: Path, seed: int = 0, rank: int = 4, **config: Any) -> Path:
-    """A random adapter for all linear layers of a model."""
-    stream, tensors, targets = torch.Generator().manual_seed(seed), {}, set()
-    for place in lora_places(read_config(model), False, False):
-        for module, out in zip(place.modules, place.outs):
-            targets.add(module.rpartition(".")[2])
-            name = f"base_model.model.{module}.lora_"
-            tensors[f"{name}A.weight"] = torch.randn(rank, place.width, generator=stream) * place.width**-0.5
-            tensors[f"{name}B.weight"] = torch.randn(out, rank, generator=stream) * 0.2
-    path.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path / "adapter_model.safetensors")
-    facts = {"peft_type": "LORA", "r": rank, "lora_alpha": 2 * rank, "bias": "none", "target_modules": sorted(targets)}
-    (path / "adapter_config.json").write_text(json.dumps({**facts, **config}))
-    return path
+    """A random adapter that changes what a tiny model says."""
+    return random_lora(path, model, seed, rank, 0.2, **{"lora_alpha": 2 * rank, **config})
 
 
 def merge(path: Path, model: Path, adapter: Path) -> Path:
@@ -130,7 +122,7 @@ def one_slot(patch: pytest.MonkeyPatch) -> None:
 def one_name(patch: pytest.MonkeyPatch) -> None:
     """A defect: K/V of an adapter has the name of the model's own."""
     key = Adapters.key
-    patch.setattr(Adapters, "key", lambda self, tenant, name: (tenant, *key(self, tenant, name)[1:]))
+    patch.setattr(Adapters, "key", lambda self, tenant, name, now=None: (tenant, *key(self, tenant, name, now)[1:]))
 
 
 @pytest.mark.parametrize("plant", [no_slots, one_slot, one_name])
@@ -212,8 +204,8 @@ def test_names_are_replaced_unloaded_and_kept_apart(models: Callable[[str], dict
         assert len(made.table.bytes) == 2
         assert texts(llm, replace(GREEDY, adapter="a"))[0] == first
         held = [llm.engine.submit(PROMPT, replace(GREEDY, adapter=name).resolve({}))[0] for name in "ab"]
-        with pytest.raises(CapacityError, match="no room for the adapter"):
-            made.enter("d", at["a"], made.read(make_adapter(tmp_path / "d", at["base"], 6)))
+        made.enter("d", at["a"], made.read(make_adapter(tmp_path / "d", at["base"], 6)))
+        assert made.named["d"].slot == 0, "all places are in use: its first request reads it"
         for request in held:
             llm.engine.abort(request)
         assert not made.running
@@ -253,6 +245,8 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "module": (lambda d: configure(d, target_modules=["q_proj", "wq"]), "no linear layer"),
     "nan": (lambda d: change(d, lambda t: t.fill_(float("nan"))), "not finite"),
     "shape": (lambda d: change(d, lambda t: t[:, :-1].clone()), "another model"),
+    "fewer layers": (lambda d: shallow(d), "for a model of 1 layers, but this one has"),
+    "a layer cut out": (lambda d: change(d, lambda t: None, "A", "B"), "lacks the factors"),
     "half a pair": (lambda d: change(d, lambda t: None), "only one factor"),
     "head": (lambda d: add(d, "base_model.model.lm_head.weight"), "lm_head.weight"),
     "embedding": (lambda d: add(d, "base_model.model.model.embed_tokens.lora_embedding_A"), "embed"),
@@ -264,12 +258,21 @@ def configure(path: Path, **changes: Any) -> None:
     file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
 
 
-def change(path: Path, how: Callable[[torch.Tensor], torch.Tensor | None]) -> None:
+def change(path: Path, how: Callable[[torch.Tensor], torch.Tensor | None], *parts: str) -> None:
+    """Change the first tensor, or these factors of its module."""
     file = path / "adapter_model.safetensors"
     tensors = load_file(file)
-    name = min(tensors)
-    new = how(tensors.pop(name))
-    save_file(tensors if new is None else {**tensors, name: new}, file)
+    first = min(tensors)
+    for name in [re.sub(r"lora_[AB]", f"lora_{part}", first) for part in parts] or [first]:
+        new = how(tensors.pop(name))
+        tensors |= {} if new is None else {name: new}
+    save_file(tensors, file)
+
+
+def shallow(path: Path) -> None:
+    """Leave the tensors of the first layer."""
+    file = path / "adapter_model.safetensors"
+    save_file({name: tensor for name, tensor in load_file(file).items() if ".layers.0." in name}, file)
 
 
 def add(path: Path, name: str) -> None:
@@ -315,6 +318,99 @@ def test_patterns_and_scales_are_pefts(models: Callable[[str], dict[str, Path]],
     for name, factor in factors.items():
         want = 3.0 if "layers.0." in name and "q_proj" in name else 0.25 if "down_proj" in name else 1.0
         assert factor == pytest.approx(want), name
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+b", "(.*)*x", "(a|a)*b", "(a|aa)+$", r"(\w+)\1*", "(?=a)a", ".*" * 9, "(", "x" * 9999, "(?:a{1,9}){9}"],
+)
+def test_a_pattern_that_may_take_long_is_refused(
+    models: Callable[[str], dict[str, Path]], tmp_path: Path, pattern: str
+) -> None:
+    """Patterns come with the adapter, and adapters may come over HTTP."""
+    path = make_adapter(tmp_path / "x", models("llama")["base"])
+    for key in ("rank_pattern", "alpha_pattern"):
+        configure(path, rank_pattern={}, alpha_pattern={})
+        configure(path, **{key: {pattern: 4}})
+        with pytest.raises(PacelineError, match="none that is served"):
+            read_lora(path, read_config(models("llama")["base"]))
+    configure(path, rank_pattern=["q_proj"])
+    with pytest.raises(PacelineError, match="an object is expected"):
+        read_lora(path, read_config(models("llama")["base"]))
+
+
+def test_pickled_factors_are_the_same_adapter_and_nothing_runs(
+    models: Callable[[str], dict[str, Path]], tmp_path: Path
+) -> None:
+    at, spec = models("llama"), read_config(models("llama")["base"])
+    path = make_adapter(tmp_path / "x", at["base"])
+    whole = path / "adapter_model.safetensors"
+    tensors, digest = load_file(whole), read_lora(path, spec).digest
+    whole.unlink()
+    torch.save(tensors, path / "adapter_model.bin")
+    assert read_lora(path, spec).digest == digest
+    torch.save({**tensors, "x": Path("a")}, path / "adapter_model.bin")
+    with pytest.raises(PacelineError, match="damaged"):
+        read_lora(path, spec)
+    (path / "adapter_model.bin").write_bytes((path / "adapter_model.bin").read_bytes()[:-500])
+    with pytest.raises(PacelineError, match="damaged"):
+        read_lora(path, spec)
+    torch.save([1], path / "adapter_model.bin")
+    with pytest.raises(PacelineError):
+        read_lora(path, spec)
+
+
+def test_where_all_are_in_use_a_request_waits(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
+    """Two places, five adapters: everybody gets the text of their own, in the order of arrival; others go on."""
+    at = models("llama")
+    paths = {f"n{i}": make_adapter(tmp_path / f"n{i}", at["base"], 30 + i) for i in range(5)}
+    wishes = [replace(GREEDY, adapter=name) for name in (*paths, "", "n0", "n4")]
+    with LLM(at["base"], dtype="float32", drafter="ngram", lora=paths, **SMALL) as llm:
+        want = texts(llm, *wishes)
+    with LLM(at["base"], dtype="float32", drafter="ngram", lora=paths, max_loras=2, **SMALL) as llm:
+        engine, made = llm.engine, llm.engine.session.adapters
+        assert texts(llm, *wishes) == want and not made.waiting and not made.running
+        asked = [engine.submit(PROMPT, wish.resolve({}))[0] for wish in wishes[:4]]
+        assert [request.adapter_slot > 0 for request in asked] == [True, True, False, False]
+        engine.abort(asked[2])
+        assert made.waiting == [asked[3]] and engine.busy
+        packed = engine.apply(Park(asked[3].id))
+        assert not made.waiting
+        [again] = engine.apply(Resume(packed))
+        assert made.waiting == [again]
+        [gone] = engine.submit(PROMPT, replace(wishes[4]).resolve({}))
+        made.remove("n3")
+        shutil.rmtree(paths["n4"])
+        while engine.busy:
+            engine.step()
+        assert [request.output for request in (*asked[:2], again)] == [*want[:2], want[3]], "it began before the unload"
+        assert gone.finish == "error" and "n4" in (gone.error or "") and not made.leaving and not made._wanted
+        assert not made.running and not engine.session.requests
+        with pytest.raises(InputError, match="no adapter 'n3'"):
+            engine.submit(PROMPT, wishes[3].resolve({}))
+    with pytest.raises(CapacityError, match="lora_memory"):
+        LLM(at["base"], dtype="float32", lora=paths, lora_memory=10, **SMALL)
+
+
+def test_nobody_starves_behind_adapters_that_are_always_in_use(
+    models: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = models("llama")
+    with LLM(at["base"], dtype="float32", lora={"a": at["a"], "b": at["b"]}, max_loras=1, **SMALL) as llm:
+        engine, clock = llm.engine, [0.0]
+        monkeypatch.setattr(engine, "now", lambda: clock[0])
+        first = engine.submit(PROMPT, replace(GREEDY, adapter="a").resolve({}))[0]
+        waits = engine.submit(PROMPT, replace(GREEDY, adapter="b").resolve({}))[0]
+        behind = list[Any]()
+        while waits.finish is None:
+            clock[0] += 0.5
+            if len(behind) < 40:
+                behind += engine.submit(PROMPT, replace(GREEDY, adapter="a", max_tokens=9).resolve({}))
+            engine.step()
+        assert first.finish and sum(request.finish is None for request in behind) > 10
+        while engine.busy:
+            engine.step()
+        assert all(request.finish == "length" for request in behind)
 
 
 def test_every_answer_is_of_one_version(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import asyncio
 import dataclasses
+import subprocess
+import sys
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,6 +14,7 @@ import pytest
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import CheckpointError, InputError
 from paceline.model.decoder import Decoder
+from tests.patience import PATIENCE_S
 
 PROMPTS = ["one two three one two three", "a cat", "to be or not to be, to"]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
@@ -152,6 +155,34 @@ async def test_whole_is_one_chunk_a_sample(engine: AsyncLLM, llm: LLM) -> None:
             mine = [chunk for chunk in chunks if chunk.index == completion.index]
             assert "".join(chunk.text for chunk in mine) == completion.text
             assert [t for chunk in mine for t in chunk.token_ids] == completion.token_ids
+
+
+LEFT_OPEN = """
+import asyncio, sys, torch
+from paceline import AsyncLLM, SamplingParams
+from paceline.draft.online import Adapter, learn
+
+adapter = Adapter(torch.nn.Linear(32, 64, bias=False), 32)
+adapter.add(torch.randn(64, 32), torch.zeros(64, dtype=torch.int64), torch.ones(64))
+learn(adapter, 0.3)
+
+async def main():
+    llm = AsyncLLM(*sys.argv[1:], dtype="float32", memory="100M")
+    wishes = SamplingParams(temperature=0, max_tokens=400, ignore_eos=True)
+    asked = [await llm.submit([([5] * 40, wishes)]) for _ in range(4)]
+    await asked[0].news_to_come()
+    globals()["kept"] = llm
+    raise ValueError("the caller's own fault")
+
+asyncio.run(main())
+"""
+
+
+def test_a_process_ends_as_it_would_without_the_engine(pair: tuple[Path, Path]) -> None:
+    """Nobody closes the engine: its thread, and one that learns, end before the interpreter, which would abort."""
+    command = [sys.executable, "-c", LEFT_OPEN, *map(str, pair)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("ValueError: the caller's own fault\n"), done.stderr
 
 
 async def test_parked_samples_tell_who_follows_them_and_go_on_elsewhere(

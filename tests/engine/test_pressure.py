@@ -4,7 +4,10 @@ import dataclasses
 import random
 from pathlib import Path
 
+import pytest
+
 from paceline import LLM, SamplingParams
+from paceline.core.errors import CapacityError
 
 
 def wishes(rng: random.Random) -> list[tuple[list[int], SamplingParams]]:
@@ -37,3 +40,18 @@ def test_pre_emption_loses_nothing(pair: tuple[Path, Path]) -> None:
         assert output.token_ids == solo.token_ids
         assert output.finish_reason == solo.finish_reason
     assert small.engine.cache.room() == small.engine.config.blocks
+
+
+def test_a_request_that_names_no_length_gets_what_the_cache_holds(pair: tuple[Path, Path]) -> None:
+    """As many clients do: the context is longer than the cache."""
+    with LLM(*pair, dtype="float32", block_size=4, blocks=12) as llm:
+        assert llm.engine.session.longest == 48 < llm.engine.model.max_len
+        params = SamplingParams(temperature=0, ignore_eos=True, seed=1)
+        for prompt in ([5, 6, 7], list(range(5, 50))):
+            [output] = llm.generate([prompt], params, progress=False)
+            assert (len(prompt) + len(output.token_ids), output.finish_reason) == (48, "length")
+        long = dataclasses.replace(params, max_tokens=60)
+        with pytest.raises(CapacityError, match="can grow to 63"):
+            llm.generate([[5, 6, 7]], long, progress=False)
+        with pytest.raises(CapacityError):
+            llm.generate([list(range(5, 60))], params, progress=False)

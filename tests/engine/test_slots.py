@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from paceline.core.errors import CapacityError, InputError
+from paceline.core.errors import DiskError, InputError
 from paceline.core.operations import Branch, Join, Park, Peek, Reserve, Resume, Settle
 from paceline.engine import block_files as disk
-from paceline.engine import disk_cache
+from paceline.engine import block_format, disk_cache
 from paceline.engine.block_files import BlockFiles
 from paceline.engine.loop import Engine
 from paceline.engine.slots import SLOT_SHARE, TENANT_SHARE, Slots
@@ -53,7 +53,7 @@ def test_saved_slots_take_their_shares_and_no_more(tmp_path: Path) -> None:
     files, saved, used = made.disk.files, dict.fromkeys("abc", 0), dict.fromkeys("abc", 0)
     words = {"a": "yours may take 30,000", "b": "all may take 45,000", "c": "all may take 45,000"}
     for tenant, part in zip("abc", (texts(60)[:20], texts(60)[20:40], texts(60)[40:])):
-        with pytest.raises(CapacityError, match=words[tenant]):
+        with pytest.raises(DiskError, match=words[tenant]):
             for number, text in enumerate(part):
                 say(made, text, tenant=tenant)
                 save(made, f"s{number}", tenant, text)
@@ -75,7 +75,7 @@ def test_the_small_files_count_too(tmp_path: Path) -> None:
     """One text under many names has its blocks once, but a file for each name."""
     made = engine(tmp_path / "kv", limit=20_000)
     say(made)
-    with pytest.raises(CapacityError, match="has no room"):
+    with pytest.raises(DiskError, match="has no room"):
         for number in range(100):
             save(made, f"s{number}")
     assert size(tmp_path / "kv") <= 20_000
@@ -91,7 +91,7 @@ def test_savers_at_once_do_not_count_the_same_room(tmp_path: Path) -> None:
         for name in ("one", f"s{number}", f"t{number}"):
             try:
                 slots(made).save(gathered, name, "")
-            except CapacityError as error:
+            except DiskError as error:
                 refused.append(str(error))
 
     threads = [threading.Thread(target=work, args=(number,)) for number in range(12)]
@@ -118,7 +118,7 @@ def test_a_slot_that_lies_only_on_disk_is_saved(tmp_path: Path) -> None:
     gathered = slots(made).gather(0, "")
     for path in (tmp_path / "kv" / "blocks").iterdir():
         path.unlink()
-    with pytest.raises(CapacityError, match="are gone"):
+    with pytest.raises(DiskError, match="are gone"):
         slots(made).save(gathered, "b", "")
     assert say(again) == (want, 12)
     assert not (slots(made).path("b", "")).exists() and slots(made).path("a", "").exists()
@@ -137,7 +137,7 @@ def test_a_slot_keeps_its_tenant_and_salt(tmp_path: Path) -> None:
         there.parent.mkdir(mode=0o700)
         there.write_bytes(mine)
         there.chmod(0o600)
-        with pytest.raises(InputError, match="another tenant"):
+        with pytest.raises(DiskError, match="another tenant"):
             slots(made).load("a", other)
     two = engine(tmp_path / "kv")
     assert slots(two).put(0, *slots(two).load("a", "anna")[:2], "") >= 12
@@ -192,6 +192,51 @@ def test_what_a_killed_saver_left_is_taken_away(tmp_path: Path) -> None:
     assert not left.exists()
 
 
+def test_blocks_that_another_process_takes_meanwhile_are_written_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the writing of a slot's blocks and that of its file, another server needs the room."""
+    want = say(engine(None))[0]
+    made, other = engine(tmp_path / "kv", limit=60_000), BlockFiles(tmp_path / "kv", 2_000)
+    say(made)
+    replace, stolen = Slots._replace, list[int]()
+
+    def steal(self: Slots, path: Path, data: bytes, names: set[bytes]) -> bool:
+        if len(stolen) < most:
+            other.fit()
+            stolen.append(sum(not self.files.file(name).exists() for name in names))
+        return replace(self, path, data, names)
+
+    monkeypatch.setattr(Slots, "_replace", steal)
+    most = 1
+    save(made, "a")
+    file, blocks, _ = slots(made).load("a", "")
+    assert stolen[0] > 0 and len(blocks) == len(file.names)
+    stolen.clear()
+    most = 99
+    slots(made).path("a", "").unlink()  # nothing holds the blocks
+    with pytest.raises(DiskError, match="other processes take its blocks"):
+        save(made, "b")
+    assert len(stolen) == 3 and not slots(made).path("b", "").exists()
+    assert say(made)[0] == want
+
+
+def test_a_smaller_size_holds_from_the_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made = engine(tmp_path / "kv", limit=60_000)
+    say(made)
+    save(made, "a")
+    for text in texts(12):
+        say(made, text, max_tokens=2)
+    assert made.disk is not None and made.disk.flush()
+    whole = size(tmp_path / "kv")
+    smaller = engine(tmp_path / "kv", limit=whole // 2)
+    assert size(tmp_path / "kv") <= whole // 2 and not caplog.text
+    file, blocks, _ = slots(smaller).load("a", "")
+    assert len(blocks) == len(file.names), "what is saved stays"
+    engine(tmp_path / "kv", limit=3_000)
+    assert "more than its limit" in caplog.text and len(slots(smaller).load("a", "")[1]) == len(file.names)
+
+
 def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     made = engine(tmp_path / "kv")
     say(made)
@@ -199,7 +244,7 @@ def test_a_disk_that_refuses_is_named(tmp_path: Path) -> None:
     assert made.disk is not None and made.disk.flush()
     shutil.rmtree(tmp_path / "kv")
     for _ in range(2):
-        with pytest.raises(CapacityError, match="No such file or directory"):
+        with pytest.raises(DiskError, match="No such file or directory"):
             slots(made).save(gathered, "a", "")
     assert not (tmp_path / "kv").exists()
 
@@ -210,7 +255,7 @@ def test_the_disk_stays_as_free_for_small_files(tmp_path: Path, monkeypatch: pyt
     assert made.disk is not None and made.disk.flush()
     gathered = slots(made).gather(0, "")
     monkeypatch.setattr(disk, "DISK_FREE_BYTES", 1 << 60)
-    with pytest.raises(CapacityError, match="would be left free"):
+    with pytest.raises(DiskError, match="would be left free"):
         slots(made).save(gathered, "a", "")
 
 
@@ -235,7 +280,7 @@ def test_books_do_not_grow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 def test_a_block_file_whose_header_has_no_number_is_damaged() -> None:
     for count in ("1e999", "NaN", "-1", "4.5e300", "9" * 5000):
         header = f'{{"name": "a", "groups": [["target", "form", {count}]]}}'.encode()
-        data = disk.BLOCK_FILE_MAGIC + len(header).to_bytes(8, "little") + header + b"12345678"
-        with pytest.raises(disk.DamagedBlockFile):
-            disk.parsed(data, len(data))
+        data = block_format.BLOCK_FILE_MAGIC + len(header).to_bytes(8, "little") + header + b"12345678"
+        with pytest.raises(block_format.DamagedBlockFile):
+            block_format.parsed(data, len(data))
     assert json.loads("1e999") == float("inf")

@@ -27,6 +27,8 @@ from tests.toy import VOCAB
 
 SEEDS = range(5)
 DRAWS = 1500
+MUTANT_DRAWS = 1000
+"""Draws of a mutant between two looks at its p-value."""
 NODES = 7
 WIDE = 16
 """Nodes with which `rsd_s` has a beam of two."""
@@ -117,6 +119,19 @@ def worst_p(
     base = {"top_p": 1.0, "top_k": 0, "ignore_eos": True, **FEATURES[feature]}
     law = joint_law(setting, SamplingParams(**base, seed=0).resolve({}), length)
     return min(g_test(sample(setting, drafter, verifier, feature, seed, draws, length), law) for seed in seeds)
+
+
+def p_of_a_mutant(drafter: str, verifier: str, feature: str, draws: int, length: int = 3, below: float = 1e-6) -> float:
+    """p-value of up to `draws` draws, which are made 1,000 at a time and end where it is `below` already."""
+    setting, counts, p = law_setting(), Counter[Any](), 1.0
+    base = {"top_p": 1.0, "top_k": 0, "ignore_eos": True, **FEATURES[feature]}
+    law = joint_law(setting, SamplingParams(**base, seed=0).resolve({}), length)
+    for seed, first in enumerate(range(0, draws, MUTANT_DRAWS)):
+        counts += sample(setting, drafter, verifier, feature, seed, min(MUTANT_DRAWS, draws - first), length)
+        p = g_test(counts, law)
+        if p < below:
+            break
+    return p
 
 
 def law_setting() -> Setting:

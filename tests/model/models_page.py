@@ -6,11 +6,13 @@ from typing import Any
 
 from paceline.model.catalogue import CATALOGUE
 from paceline.model.checkpoint import DTYPES
-from paceline.model.families import FAMILIES, Family, read_spec
+from paceline.model.families import FAMILIES
+from paceline.model.family import Family
 from paceline.model.gguf.config import ARCHITECTURES
 from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
 from paceline.model.gguf.types import SERVED
 from paceline.model.quantised import QUANTISERS
+from paceline.model.read_spec import read_spec
 from tests.tiny import FAMILIES as TINY
 from tests.tiny import MORE, tiny_config
 
@@ -26,6 +28,12 @@ layout, a GGUF file, `owner/name` or `owner/name:FILE.gguf` of the hub, or a nam
 A family is one entry of data in `model/families.py`; each is tested against transformers. *Native*: the native decoder
 computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch, in every dtype but without
 `--quantize`. Encoders are refused by name.
+
+In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
+float32. `ministral3` is served up to the length of its first training, where its rule for longer texts changes
+nothing. Of checkpoints that read pictures, too (`gemma3`, `mistral3`, `qwen3_vl`), the text's model is served, without
+the tower. A setting or a tensor that would change the text is used or refused, never left out in silence.
+`paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
 
 Layers with a *state* (LFM2's short convolutions) keep one for each text and for each block of the cache, whose size
 counts in the memory budget: with a large state choose larger blocks (`--block-size`). Shared prefixes bring the state
@@ -109,6 +117,7 @@ def native(model_type: str) -> bool:
     from transformers import AutoConfig
 
     tiny: dict[str, dict[str, Any]] = {**TINY, **MORE}
+    model_type = "qwen3" if model_type == "qwen3_vl_text" else model_type  # it is a part of another model
     name = next(name for name, case in tiny.items() if case["model_type"] == model_type)
     return read_spec(AutoConfig.for_model(**tiny_config(name))).common
 

@@ -138,7 +138,7 @@ def test_hub_arguments(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Non
         ({"model_type": "secret", "auto_map": {"AutoConfig": "secret.Config"}}, ["secret", "remote code"]),
         ({"model_type": "deepseek_v3", "n_routed_experts": 8}, ["deepseek_v3", "MoE"]),
         ({"model_type": "phimoe", "num_local_experts": 8}, ["phimoe", "MoE"]),
-        ({"model_type": "gemma3", "vision_config": {}}, ["gemma3", "images", "gemma3_text"]),
+        ({"model_type": "gemma3", "vision_config": {}}, ["gemma3", "pictures", "text_config"]),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, ["bitsandbytes"]),
         ({"quantization_config": {"quant_method": "aqlm"}}, ["aqlm"]),
         ({"quantization_config": {"quant_method": "hqq"}}, ["hqq"]),

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.native import build
+from paceline.native import build, store
 from paceline.native.build import Unit
 from paceline.native.structs import declare
 
@@ -46,6 +46,44 @@ def test_without_a_compiler_pytorch_serves_with_one_warning(monkeypatch: pytest.
         assert len(told) == 1
     finally:
         build.library.cache_clear()
+
+
+def test_a_planted_library_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """One of the right name, whose constructor would run as soon as it is loaded: without a digest, with that of
+    another, and in a directory where others may write."""
+    compiler, flags = shutil.which("g++"), build.machine_flags()
+    if compiler is None or flags is None:
+        pytest.skip("this machine has no AVX2 or no g++")
+    cache, ran, source = tmp_path / "cache", tmp_path / "ran", tmp_path / "planted.cpp"
+    cache.mkdir(mode=0o700)
+    code = f'#include <cstdio>\n__attribute__((constructor)) static void run() {{ fopen("{ran}", "w"); }}'
+    source.write_text(code, encoding="utf-8")
+    made = tmp_path / "planted.so"
+    subprocess.run([compiler, "-shared", "-fPIC", str(source), "-o", str(made)], check=True, timeout=60)
+    monkeypatch.setenv("PACELINE_CACHE", str(cache))
+    monkeypatch.setenv("CXX", "/bin/false")
+    names = list[Path]()
+    monkeypatch.setattr(build, "sealed", lambda path: names.append(path))
+    with pytest.raises(subprocess.CalledProcessError):
+        build.built(flags)
+    monkeypatch.undo()
+    monkeypatch.setenv("PACELINE_CACHE", str(cache))
+    monkeypatch.setenv("CXX", "/bin/false")
+    for plant in (lambda: None, lambda: names[0].with_name(f"{names[0].name}.sha256").write_text("0" * 64)):
+        shutil.copy(made, names[0])
+        plant()
+        with pytest.raises(subprocess.CalledProcessError):
+            build.loaded(flags)
+        assert not ran.exists()
+    store.seal(names[0])  # the digest is right, but others could have written both
+    cache.chmod(0o777)
+    store.usable.cache_clear()
+    with pytest.raises(subprocess.CalledProcessError):
+        build.loaded(flags)
+    assert not ran.exists()
+    store.usable.cache_clear()
+    subprocess.run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({str(names[0])!r})"], check=True, timeout=60)
+    assert ran.exists(), "it would have run"
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:

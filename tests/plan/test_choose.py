@@ -18,6 +18,7 @@ from paceline.plan.arm import Arm
 from paceline.plan.belief import Belief, Beliefs, Expected, Key
 from paceline.plan.choose import MOST_BELIEFS, REST, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Terms, Times
+from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import CREDIT_STEPS, LOSS
 from tests.plan.test_cost import slow_pair
 
@@ -355,6 +356,18 @@ def test_reasons_say_what_a_bet_costs_and_brings() -> None:
     pick.governor.lost[""] = 1e9
     stopped = pick.decide(requests(1, "a"), 99, base(1))
     assert stopped.shares[0].nodes == 0 and "lost" in stopped.why[0]
+
+
+def test_reasons_say_what_a_named_drafter_costs() -> None:
+    """It is obeyed in any case."""
+    for rate, pays in ((0.9, True), (0.01, False)):
+        pick = Goodput(Frozen(), room, FixedLength(room), beliefs=Constant(rates={"a": rate}))
+        pick.enrol("a", DrafterFacts(8, chain=True))
+        asked = [replace(each, arms=(), drafter="a") for each in requests(2)]
+        decision = pick.decide(asked, 99, base(2))
+        assert all(share.nodes for share in decision.shares.values())
+        (why,) = decision.why
+        assert why.startswith("asked for: draft a x8 for 2: ") and why.endswith("for each token") != pays
 
 
 def test_equal_inputs_make_equal_choices() -> None:

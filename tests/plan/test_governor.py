@@ -5,7 +5,7 @@ import random
 import pytest
 
 from paceline.core.plan import Work
-from paceline.plan.cost import StepTimes, Times
+from paceline.plan.cost import StepTimes, Terms, Times
 from paceline.plan.governor import CHECK_PASSES, CREDIT_STEPS, LOSS, Governor
 
 PLAIN = 0.02
@@ -13,6 +13,14 @@ PLAIN = 0.02
 
 def work(requests: int = 1, rows: int = 1, passes: int = 1) -> Work:
     return Work(rows, requests, 0, 0, rows, passes)
+
+
+def measured() -> StepTimes:
+    """A table that has seen a plain step."""
+    times = StepTimes()
+    times.observe(work(), [], Times(0.9 * PLAIN, {}, 0.1 * PLAIN))
+    times.rest = Terms({"call": 0.1 * PLAIN / times.speed, "several": 0.1 * PLAIN, "requests": 0.0, "nodes": 0.0})
+    return times
 
 
 def rest(governor: Governor, count: int = 1, seconds: float = PLAIN) -> None:
@@ -25,7 +33,7 @@ def draft(governor: Governor, seconds: float, tokens: int, key: str = "") -> Non
 
 
 def test_the_account_is_the_difference_to_plain_decoding() -> None:
-    governor = Governor(StepTimes())
+    governor = Governor(measured())
     rest(governor, 3)
     for tokens in (1, 2, 4, 3):
         draft(governor, 1.5 * PLAIN, tokens)
@@ -36,7 +44,7 @@ def test_the_account_is_the_difference_to_plain_decoding() -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_no_more_than_the_credit_and_a_share_of_the_time_is_lost(seed: int) -> None:
     """A planner that drafts whenever it may, with drafts that bring nothing and take any time."""
-    rng, governor, plain = random.Random(seed), Governor(StepTimes()), 0.0
+    rng, governor, plain = random.Random(seed), Governor(measured()), 0.0
     rest(governor)
     for _ in range(3000):
         if governor.stops() or governor.due():
@@ -48,7 +56,7 @@ def test_no_more_than_the_credit_and_a_share_of_the_time_is_lost(seed: int) -> N
 
 
 def test_what_was_saved_long_ago_pays_for_little() -> None:
-    governor = Governor(StepTimes())
+    governor = Governor(measured())
     rest(governor)
     for _ in range(500):
         draft(governor, PLAIN, 4)
@@ -61,7 +69,7 @@ def test_what_was_saved_long_ago_pays_for_little() -> None:
 
 def test_a_slower_machine_is_not_booked_as_a_loss() -> None:
     """Steps and plain steps take twice as long all of a sudden, while drafts save half of the time."""
-    governor = Governor(StepTimes())
+    governor = Governor(measured())
     rest(governor, 20)
     for _ in range(6):
         for _ in range(CHECK_PASSES):
@@ -70,17 +78,35 @@ def test_a_slower_machine_is_not_booked_as_a_loss() -> None:
     assert not governor.stops() and governor.saved > 0.5 * 4 * CHECK_PASSES * PLAIN
 
 
+def test_a_wrong_price_of_a_plain_step_is_mended_by_plain_steps() -> None:
+    """The table says half of what a plain step takes; drafts bring nothing and take a third more."""
+    times = measured()
+    times.speed, governor = 0.5 * times.speed, Governor(times)
+    times.rest = times.rest.scaled(0.5)
+    for _ in range(12):
+        rest(governor, 4)
+        before = governor.saved
+        draft(governor, 4 / 3 * PLAIN, 1)
+    assert governor.saved - before == pytest.approx(-PLAIN / 3, rel=0.1)
+
+
+def test_the_table_tells_the_speed_between_plain_steps() -> None:
+    governor = Governor(measured())
+    rest(governor, 20, 1.1 * PLAIN)
+    governor.times.speed *= 2
+    assert governor.pass_seconds(1, 0) == pytest.approx(2.2 * PLAIN, rel=0.02)
+
+
 def test_a_key_that_loses_is_stopped_and_others_are_not() -> None:
-    governor = Governor(StepTimes())
+    governor = Governor(measured())
     rest(governor)
-    governor.plain[2] = governor.plain[1]
     for _ in range(150):
         governor.drafted(work(2, 6), 1.2 * PLAIN, {"a": (1, 4), "b": (1, 1)}, 5, False)
     assert governor.stops("b") and not governor.stops("a") and not governor.stops()
 
 
 def test_a_plain_step_is_due_now_and_then() -> None:
-    governor = Governor(StepTimes())
+    governor = Governor(measured())
     rest(governor)
     passes = 0
     while not governor.due():

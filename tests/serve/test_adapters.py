@@ -1,12 +1,18 @@
 """Adapters over HTTP: named as a model, listed, loaded below a root, unloaded."""
 
+import random
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import pytest
 
 from paceline import AsyncLLM
 from paceline.engine.build import DEMO as DEMO_AT
 from paceline.serve.settings import Settings
 from tests.engine.test_adapters import make_adapter
 from tests.serve.conftest import DEMO, running
+from tests.serve.process import SERVE, spawned
 from tests.serve.test_slots import ask
 
 
@@ -58,6 +64,65 @@ def test_an_adapter_is_a_model_at_every_door(tmp_path: Path) -> None:
         [other] = ask(address, "/v1/embeddings", {"model": "a", "input": "x"})[1]["data"]
         assert vector["embedding"] != other["embedding"]
     llm.close()
+
+
+@pytest.mark.parametrize("requests", [24, pytest.param(200, marks=pytest.mark.full)])
+def test_the_command_serves_many_while_others_come_and_go(tmp_path: Path, requests: int) -> None:
+    """`paceline serve --lora`, four places for eight adapters, of which half are loaded, unloaded and replaced under
+    their names all the time: every text is that of one version, and whole. Nobody is refused but by the name of what is
+    not there."""
+    target, root = DEMO_AT / "target", tmp_path / "root"
+    for seed in range(6):
+        make_adapter(root / f"v{seed}", target, seed)
+    fixed = {f"f{i}": i for i in range(4)}
+    args = [part for name, seed in fixed.items() for part in ("--lora", f"{name}={root / f'v{seed}'}")]
+    options = ["--drafter", "ngram", "--max-requests", "8", "--max-loras", "4", "--lora-root", str(root)]
+    with spawned(*SERVE, *options, *args) as (address, child):
+
+        def load(name: str, version: int) -> int:
+            body = {"lora_name": name, "lora_path": f"v{version}", "load_inplace": True}
+            return post(address, "/v1/load_lora_adapter", body)[0]
+
+        def say(name: str, number: int) -> tuple[int, str]:
+            body = {"model": name, "prompt": f"Tom has {number % 3}", "max_tokens": 12, "temperature": 0}
+            status, answer = ask(address, "/v1/completions", {**body, "ignore_eos": True})
+            return status, answer["choices"][0]["text"] if status == 200 else answer["error"]["message"]
+
+        right = dict[tuple[int, int], str]()
+        for version in range(6):
+            assert load("g0", version) == 200
+            for number in range(3):
+                status, right[version, number] = say("g0", number)
+                assert status == 200
+        assert len({*right.values()}) > 12
+        over, rng, changes = threading.Event(), random.Random(1), list[int]()
+
+        def change() -> None:
+            while not over.is_set():
+                name = f"g{rng.randrange(4)}"
+                if rng.random() < 0.3:
+                    changes.append(post(address, "/v1/unload_lora_adapter", {"lora_name": name})[0])
+                else:
+                    changes.append(load(name, rng.randrange(6)))
+
+        changing = threading.Thread(target=change)
+        changing.start()
+        names = [*fixed, *(f"g{i}" for i in range(4))]
+        with ThreadPoolExecutor(8) as callers:
+            got = list(callers.map(lambda number: say(names[number % 8], number), range(requests)))
+        over.set()
+        changing.join()
+        refused = 0
+        for number, (status, text) in enumerate(got):
+            name = names[number % 8]
+            if status == 404:
+                assert name.startswith("g") and name in text, text
+                refused += 1
+                continue
+            versions = [fixed[name]] if name in fixed else range(6)
+            assert status == 200 and text in {right[version, number % 3] for version in versions}, (name, status, text)
+        assert refused < requests / 4 and len(changes) > 4 and {*changes} <= {200, 404}
+        assert child.poll() is None
 
 
 def test_without_a_root_nothing_is_loaded(tmp_path: Path) -> None:

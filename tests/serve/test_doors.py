@@ -16,6 +16,7 @@ from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import InputError
 from paceline.serve.api_docs import BODY_EXAMPLES
 from paceline.serve.settings import Settings
+from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, HERMES, running
 from tests.serve.http import post
 
@@ -88,11 +89,11 @@ def test_each_name_will_do_and_the_first_is_told(engine: AsyncLLM) -> None:
 
 
 def test_docs_name_every_end_point_and_run_nothing(url: str) -> None:
-    answer = httpx2.get(url + "/docs")
+    answer = httpx2.get(url + "/docs", timeout=PATIENCE_S)
     policy = answer.headers["content-security-policy"]
     assert answer.status_code == 200 and "script-src" not in policy and "default-src 'none'" in policy
     assert "<script" not in answer.text and not re.search(r"(src|href)=.https?:", answer.text)
-    for path in httpx2.get(url + "/openapi.json").json()["paths"]:
+    for path in httpx2.get(url + "/openapi.json", timeout=PATIENCE_S).json()["paths"]:
         assert f"<code>{path}</code>" in answer.text
     assert answer.text.count("<pre>curl ") == len(BODY_EXAMPLES)
 

@@ -20,6 +20,8 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from paceline.serve.admission import Hosts
+from paceline.serve.errors import ApiError
 from tests.patience import PATIENCE_S
 from tests.serve.http import send
 
@@ -145,7 +147,28 @@ def test_compose_names_files_that_are_there() -> None:
         assert all(port.startswith("127.0.0.1:") for port in service.get("ports", ()))
     assert services["paceline"]["environment"]["PACELINE_MODEL"] == "${PACELINE_MODEL:-smollm2}"
     for name in services["paceline"]["environment"]:
-        assert name in ("PACELINE_MODEL", "PACELINE_DRAFT")
+        assert name in ("PACELINE_MODEL", "PACELINE_DRAFT", "PACELINE_ALLOWED_HOSTS")
+
+
+def test_what_compose_asks_its_server_over_the_network_is_answered() -> None:
+    """Prometheus calls it by its name there, people by localhost; a page that gives itself its address is refused."""
+    environment = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["paceline"]["environment"]
+    allowed = environment["PACELINE_ALLOWED_HOSTS"].partition(":-")[2].rstrip("}")
+    hosts = Hosts("0.0.0.0", False, tuple(allowed.split(",")))
+    [target] = yaml.safe_load((ROOT / "deploy/prometheus.yml").read_text())["scrape_configs"][0]["static_configs"]
+    for name in (*target["targets"], "localhost:8000", "127.0.0.1:8000"):
+        hosts.check(name)
+    with pytest.raises(ApiError, match="Host is"):
+        hosts.check("evil.example:8000")
+
+
+def test_the_image_gives_its_user_the_folder_that_compose_mounts() -> None:
+    """A volume takes the owner of the folder in the image; without one it would be root's."""
+    volumes = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["paceline"]["volumes"]
+    docker = (ROOT / "Dockerfile").read_text()
+    for volume in volumes:
+        folder = volume.split(":")[1]
+        assert docker.index("USER paceline") < docker.index(f"mkdir -p {folder}")
 
 
 def test_prometheus_and_grafana_find_the_server() -> None:

@@ -282,3 +282,37 @@ def test_a_message_goes_on_inside_a_thought(begun: str, text: str, want: Parts) 
     prompt = f"<|im_start|>assistant\n{begun}"[-12:]
     parser = AnswerParser.for_model(HYBRID, tools=False, reasoning=True, prompt=prompt, begun=begun)
     assert read(text, parser) == want
+
+
+DID = ("call", "add", ARGS)
+UNMARKED: list[tuple[str, Parts | None]] = [
+    (CALL, [DID]),
+    (f"\n{CALL}\n", [DID]),
+    (f"{CALL}\n{CALL}", [DID, DID]),
+    (f"{CALL} Done.", [DID, ("content", "Done.")]),
+    (f"```json\n{CALL}\n```", [DID]),
+    (f"```\n{CALL}\n```\n", [DID]),
+    (f"```json\n{CALL}\n{CALL}\n```", [DID, DID]),
+    (f"Sure.\n```json\n{CALL}\n```\nDone.", [("content", "Sure."), DID, ("content", "Done.")]),
+    (f"<tool_call>{CALL}</tool_call>", [DID]),
+    ('{"name": "sub", "arguments": {"a": 1}}', None),
+    ('{"name": "Tom", "age": 3}', None),
+    ('{"city": "Paris"}', None),
+    ("{not json", None),
+    ("{", None),
+    ("```python\ndef f(a):\n    return {a: 1}\n```\nThis is it.", None),
+    ('```json\n{"name": "sub", "arguments": {}}\n```', None),
+    ("```", None),
+    ("```json\n", None),
+    ("Use `add` or ``` add ``` here.", None),
+    (f"It says {CALL} there.", None),
+]
+
+
+@pytest.mark.parametrize("step", [1, 3, 1000])
+@pytest.mark.parametrize(("text", "want"), UNMARKED)
+def test_calls_without_a_marker(text: str, want: Parts | None, step: int) -> None:
+    """Of functions that there are, where the answer begins or in a fenced block; all other text stays as it is."""
+    parser = AnswerParser(BY_NAME["hermes"], names={"add"})
+    assert read(text, parser, list(range(step, len(text), step))) == (want or [("content", text)])
+    assert hermes(CALL) == [("content", CALL)], "without names nothing is read so"

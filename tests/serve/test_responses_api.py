@@ -94,6 +94,41 @@ def test_what_is_stored_can_be_read_and_deleted(client: OpenAI) -> None:
         client.responses.create(model="demo", input="Hello", previous_response_id=made.id)
 
 
+def test_a_conversation_has_an_id(client: OpenAI) -> None:
+    """Turns of one conversation are one text, with the answers; it says what it is of to nobody else."""
+    said = {"type": "message", "role": "user", "content": "Tom has 3 apples."}
+    talk = client.conversations.create(items=[said], metadata={"of": "Tom"})  # type: ignore[list-item]
+    one = client.responses.create(
+        model="demo", input="How many?", conversation=talk.id, max_output_tokens=8, temperature=0, store=False
+    )
+    whole = [said, {"type": "message", "role": "user", "content": "How many?"}]
+    same = client.responses.create(model="demo", input=whole, max_output_tokens=8, temperature=0)  # type: ignore[arg-type]
+    assert one.output_text == same.output_text and one.conversation is not None and one.conversation.id == talk.id
+    two = client.responses.create(
+        model="demo", input="And then?", conversation={"id": talk.id}, max_output_tokens=8, temperature=0
+    )
+    further = client.responses.create(
+        model="demo", input="And then?", previous_response_id=same.id, max_output_tokens=8, temperature=0
+    )
+    assert two.output_text == further.output_text and two.usage and further.usage
+    assert two.usage.input_tokens == further.usage.input_tokens
+    items = client.conversations.items.list(talk.id).data
+    assert [getattr(item, "role", None) for item in items] == ["user", "user", "assistant", "user", "assistant"]
+    assert client.conversations.retrieve(talk.id).metadata == {"of": "Tom"}
+    assert client.conversations.delete(talk.id).deleted
+    for call in (
+        lambda: client.conversations.retrieve(talk.id),
+        lambda: client.responses.create(model="demo", input="a", conversation=talk.id),
+        lambda: client.responses.create(model="demo", input="a", previous_response_id=talk.id),
+    ):
+        with pytest.raises(NotFoundError):
+            call()
+    with pytest.raises(BadRequestError, match="both say"):
+        client.responses.create(model="demo", input="a", conversation=talk.id, previous_response_id=same.id)
+    with pytest.raises(BadRequestError, match="picture"):
+        client.conversations.create(items=[{"type": "picture"}])  # type: ignore[list-item]
+
+
 def test_the_store_is_bounded_and_keys_do_not_see_one_another(engine: AsyncLLM) -> None:
     with running(engine, Settings(served_model_name=("demo",), api_keys=("a", "b"), response_store_bytes=6000)) as url:
         one, two = (OpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0) for key in "ab")
@@ -132,7 +167,7 @@ def test_json_schema_and_log_probabilities(client: OpenAI) -> None:
         ({"input": "a", "max_tokens": 3}, "give max_output_tokens"),
         ({"input": [{"role": "elf", "content": "x"}]}, "role"),
         ({"input": [{"type": "function_call", "name": "f"}]}, "arguments must be a text"),
-        ({"input": "a", "conversation": "x"}, "Unknown parameter"),
+        ({"input": "a", "prompt": {"id": "x"}}, "Unknown parameter"),
         ({"input": "a", "tool_choice": {"type": "mcp"}}, "only functions are served"),
         ({"input": []}, "input"),
     ],

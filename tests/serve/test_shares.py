@@ -146,3 +146,22 @@ def test_a_starved_thread_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:
     assert after(100, 1.0) == pytest.approx(100), "it never ends"
     assert Pulse().stuck(1) == 0.0
     assert after(300, 0.0, steps=1) < 60, "the whole process was stopped, and nobody looked"
+
+
+def test_a_router_says_for_whom_it_asks_and_nobody_else_is_believed(engine: AsyncLLM) -> None:
+    """Seen by whose stored answers are whose."""
+    with running(engine, Settings(router_keys=("between",), api_keys=("plain",), served_model_name=("demo",))) as url:
+
+        def asked(key: str, client: str, id: str = "") -> httpx2.Response:
+            headers = {"Authorization": f"Bearer {key}", "Paceline-Client": client}
+            if id:
+                return httpx2.get(f"{url}/v1/responses/{id}", headers=headers, timeout=60)
+            body = {"input": "Hi", "max_output_tokens": 1}
+            return httpx2.post(f"{url}/v1/responses", json=body, headers=headers, timeout=60)
+
+        routed, plain = (asked(key, "a").json()["id"] for key in ("between", "plain"))
+        assert [asked("between", who, routed).status_code for who in ("a", "b")] == [200, 404]
+        assert [asked("plain", who, plain).status_code for who in ("a", "b")] == [200, 200]
+        assert asked("plain", "key 1 a", routed).status_code == 404
+        refused = asked("between", "x" * 200)
+        assert refused.status_code == 400 and "Paceline-Client" in refused.json()["error"]["message"]

@@ -122,13 +122,32 @@ def test_damaged_and_foreign_slot_files_are_refused(where: str, tmp_path: Path) 
         change(file)
         path.write_text(json.dumps(file))
         status, answer = ask(where, "/slots/0?action=restore", {"filename": "a"})
-        assert status == 400 and "saved slot a" in answer["error"]["message"], answer
+        words = answer["error"]["message"]
+        assert status == (500 if "damaged" in words else 400) and "saved slot a" in words, answer
     for bad in (b"", good[:-9], b"[" * 9999):
         path.write_bytes(bad)
-        assert ask(where, "/slots/0?action=restore", {"filename": "a"})[0] == 400
+        assert ask(where, "/slots/0?action=restore", {"filename": "a"})[0] == 500
     path.write_bytes(good)
     path.chmod(0o666)
-    assert ask(where, "/slots/0?action=restore", {"filename": "a"})[0] == 400
+    assert ask(where, "/slots/0?action=restore", {"filename": "a"})[0] == 500
+
+
+def test_a_disk_that_refuses_is_no_fault_of_the_client(where: str, tmp_path: Path) -> None:
+    complete(where, STORY)
+    text = ask(where, "/slots/0?action=save", {"filename": "a"})
+    assert text[0] == 200
+    (tmp_path / "kv").rename(tmp_path / "gone")
+    for _ in range(2):
+        status, answer = ask(where, "/slots/0?action=save", {"filename": "b"})
+        assert status == 507 and answer["error"]["type"] == "server_error", answer
+        assert "cannot be written (No such file or directory)" in answer["error"]["message"], answer
+    (tmp_path / "gone").rename(tmp_path / "kv")
+    [path] = (tmp_path / "kv" / "slots").glob("*/a")
+    path.unlink()
+    path.symlink_to(path)  # it cannot be opened
+    status, answer = ask(where, "/slots/0?action=restore", {"filename": "a"})
+    assert status == 500 and "cannot be read" in answer["error"]["message"], answer
+    assert complete(where, STORY)[1] > 0, "others go on"
 
 
 def test_without_a_directory_there_are_no_slots(url: str) -> None:
@@ -245,6 +264,7 @@ def test_what_is_said_of_a_prompt_reaches_the_engine(where: str) -> None:
 
     turn = {"role": "user", "content": [{"type": "text", "text": STORY, "cache_control": {"type": "ephemeral"}}]}
     plain, said = {"role": "user", "content": "And now?"}, {"role": "assistant", "content": "Seven."}
+    talk = ask(where, "/v1/conversations", {})[1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Session, "submit", spy)
         for path, body in (
@@ -256,10 +276,14 @@ def test_what_is_said_of_a_prompt_reaches_the_engine(where: str) -> None:
             ("/v1/messages", {"messages": [turn]}),
             ("/v1/messages", {"messages": [turn, said, plain]}),
             ("/v1/messages", {"messages": [plain], "cache_control": {"type": "ephemeral"}}),
+            ("/v1/chat/completions", {"messages": [plain], "prompt_cache_retention": "24h"}),
+            ("/v1/responses", {"input": "a", "max_output_tokens": 4}),
+            ("/v1/responses", {"input": "a", "max_output_tokens": 4, "store": True}),
+            ("/v1/responses", {"input": "a", "max_output_tokens": 4, "conversation": talk["id"]}),
         ):
             body = {"max_tokens": 4, **body} if "max_output_tokens" not in body else body
             status, answer = ask(where, path, body)
             assert status == 200, answer
     whole = [said is not None and said > 10**6 for said in seen]
-    assert whole == [True, True, False, True, False, True, False, True]
+    assert whole == [True, True, False, True, False, True, False, True, True, False, True, True]
     assert seen[2] is None is seen[4] and 32 < (seen[6] or 0) < 400

@@ -87,6 +87,7 @@ def test_it_learns_and_serves(place: Path) -> None:
     made = run(plan(place, "learns", method="hydra", steps=60, lr=1e-2), seen.append)
     assert seen[-1].loss < 0.8 * seen[0].loss and made.scores is not None
     header, *rows = (made.out / "log.csv").read_text().splitlines()
+    assert "loss: " in (made.out / "curve.svg").read_text(), "the log's picture"
     assert header == "step,tokens,seconds,loss,simulated_tau,accuracy_1,accuracy_2" and len(rows) == 6
     with LLM(place / "target", made.out, dtype="float32", memory="100M", nodes=4) as llm:
         for drafter in ("hydra", "auto"):

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from paceline.attend.batches import PaddedBatch, Run, WindowPart
-from paceline.attend.reference import Reference, as_run
+from paceline.attend.reference import Reference, as_run, log_sum_exp
 from paceline.core.rows import Rows
 
 Reach = tuple[Tensor | Run, int, int]
@@ -45,8 +45,12 @@ class Fused(Reference):
             start = blocks[0] * self.block_size + first
             keys, values = self.layers[layer].narrow(2, start, count).to(self.exact).unbind()
         query = q.reshape(self.kv_heads, self.group, self.head_dim).to(self.exact)
-        shares = self.scores(query, keys, self.nothing).softmax(-1)
-        return shares.bmm(values).view(1, -1).to(q.dtype)
+        scores = self.scores(query, keys, self.nothing)
+        shares = scores.softmax(-1)
+        out = shares.bmm(values)
+        if self.sinks:
+            out = out.mul_(self.rest(layer, log_sum_exp(scores, shares), 1))
+        return out.view(1, -1).to(q.dtype)
 
     def part(self, rows: Rows, batch: PaddedBatch, window: int | None) -> WindowPart:
         blocks, slot = self.reach(batch, [piece.end + piece.nodes for piece in batch.pieces], window)

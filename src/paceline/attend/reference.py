@@ -37,6 +37,8 @@ class Reference:
         self.stored = pool.dtype
         self.windows, self.heads, self.scale, self.softcap = windows, heads, scale, softcap
         self.group = heads // self.kv_heads
+        self.sinks: Sequence[Tensor | None] = []
+        """Scores [heads] of each layer that take a share and give nothing; empty without sinks."""
         self.exact = torch.float64 if pool.dtype == torch.float64 else torch.float32
         self.nothing = torch.zeros(1, 1, 1, dtype=self.exact, device=pool.device)
         """A mask that hides no key."""
@@ -118,8 +120,21 @@ class Reference:
             tree_shares = tree.softmax(-1)
             weight = (log_sum_exp(scores, shares) - log_sum_exp(tree, tree_shares)).sigmoid_()
             out = tree_shares.bmm(values).lerp_(out, weight)
+            if self.sinks:
+                seen = torch.logaddexp(log_sum_exp(scores, shares), log_sum_exp(tree, tree_shares))
+                out = out.mul_(self.rest(layer, seen, requests))
+        elif self.sinks:
+            out = out.mul_(self.rest(layer, log_sum_exp(scores, shares), requests))
         out = out.view(self.kv_heads, requests, most, self.group, self.head_dim).permute(1, 2, 0, 3, 4)
         return out.reshape(requests * most, self.heads * self.head_dim).to(q.dtype)
+
+    def rest(self, layer: int, seen: Tensor, requests: int) -> Tensor:
+        """The share that a layer's sinks leave to keys with these log-sum-exps [kv_heads * R, M * group, 1]."""
+        sinks = self.sinks[layer]
+        assert sinks is not None
+        by_head = sinks.to(seen.dtype).view(self.kv_heads, 1, 1, self.group, 1)
+        most = seen.shape[1] // self.group
+        return (seen - by_head.expand(-1, requests, most, -1, -1).reshape(seen.shape)).sigmoid_()
 
     def wide(self, kv: Tensor, requests: int) -> Tensor:
         """[2, kv_heads, ...] -> keys and values [2, kv_heads * R, S, head_dim] in the dtype of the scores."""

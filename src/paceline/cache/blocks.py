@@ -157,6 +157,16 @@ class BlockPool:
         self._ask(name, returns)
         return block
 
+    def expect(self, blocks: Iterable[int]) -> None:
+        """Held blocks whose holder gives them back, and comes again for those that are published."""
+        expect = getattr(self.eviction, "expect", None)
+        if expect is None:
+            return
+        for block in blocks:
+            if (name := self.hashes[block]) is not None:
+                expect(name)
+                self.eviction.ask(block, name, self.parents[block])
+
     def forget(self, block: int) -> None:
         """Take a published block out of the index; without a holder it becomes free."""
         name = self.hashes[block]

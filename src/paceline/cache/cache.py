@@ -168,10 +168,13 @@ class Cache:
         lease.seal()
         return moves
 
-    def close(self, lease: Lease) -> None:
-        """Give all blocks back, aborting an open Txn. Published ones stay in the index until evicted."""
+    def close(self, lease: Lease, again: bool = False) -> None:
+        """Give all blocks back, aborting an open Txn. Published ones stay in the index until evicted. `again`: its
+        request waits, and opens another lease on this text."""
         if (txn := self._mine(lease).txn) is not None:
             txn.abort()
+        if again:
+            self.pool.expect(lease.blocks)
         lease.cut(0)
         del self._leases[lease]
 

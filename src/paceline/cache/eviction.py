@@ -10,7 +10,7 @@ class Eviction(Protocol):
     """Chooses among published blocks that no lease holds. Only `BlockPool` calls it.
 
     A policy may also have `tell(name, returns)`, called just before `ask`: does the client say that this content is
-    asked for again soon?
+    asked for again soon? And `expect(name)`, likewise: it is asked for again for certain, by a request that waits.
 
     A block may become in use, or leave the index, without notice; `offer` always precedes its being a candidate again.
     """

@@ -41,6 +41,12 @@ class _Phased(Ranked):
         if tell is not None:
             tell(name, returns)
 
+    def expect(self, name: bytes) -> None:
+        """The content that is asked for next comes back for certain."""
+        expect = getattr(self._predictor, "expect", None)
+        if expect is not None:
+            expect(name)
+
     def ends(self, rank: Rank) -> bool:
         """Does a phase end because even the least rank is this?"""
         return rank[0] == self._phase
@@ -62,6 +68,12 @@ class Det(_Phased):
     def rank(self, block: int) -> Rank:
         self._clock += 1
         return self._phase, 1 - self._bits[block], self._clock
+
+    def expect(self, name: bytes) -> None:
+        """The content that is asked for next comes back for certain."""
+        expect = getattr(self._predictor, "expect", None)
+        if expect is not None:
+            expect(name)
 
     def ends(self, rank: Rank) -> bool:
         return rank[:2] == (self._phase, 1)

@@ -21,6 +21,7 @@ class ClientBits:
         self.horizon, self.rest = horizon, rest
         self._told: OrderedDict[bytes, None] = OrderedDict()
         """Names that come back, the longest ago first."""
+        self._certain: bytes | None = None
 
     def tell(self, name: bytes, returns: bool) -> None:
         """A client's word on the name that is asked for next."""
@@ -30,7 +31,15 @@ class ClientBits:
             if len(self._told) > self.horizon:
                 self._told.popitem(last=False)
 
+    def expect(self, name: bytes) -> None:
+        """A request that waits asks for the name that is asked for next again. It is no client's word: nothing follows
+        for others, and nothing is learned from it."""
+        self._certain = name
+
     def bit(self, name: bytes, parent: bytes) -> int:
+        certain, self._certain = self._certain == name, None
+        if certain:
+            return 0
         other = self.rest.bit(name, parent)
         return int(name not in self._told) if self._told else other
 

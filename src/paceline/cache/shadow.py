@@ -90,6 +90,13 @@ class Shadow:
             if tell is not None:
                 tell(name, returns)
 
+    def expect(self, name: bytes) -> None:
+        """The content that is asked for next comes back for certain, for those of the two that hear it."""
+        for ghost in self._ghosts:
+            expect = getattr(ghost.policy, "expect", None)
+            if expect is not None:
+                expect(name)
+
     def touch(self, block: int) -> None:
         self._order.touch(block)
         for ghost in self._ghosts:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from paceline.cli.options import EngineArgs
+from paceline.cli.sizes import config_alone, say_sizes
 from paceline.core.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -32,6 +33,9 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     from paceline.model.load import inspect
 
     check_device(engine.device)
+    if (alone := config_alone(engine.model)) is not None:
+        say_sizes(alone, as_json=as_json)
+        return
     model, draft = paths(engine.options())
     head = None if draft is None or method_of(Path(draft)) is None else Path(draft)
     known = [

@@ -40,13 +40,14 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
     """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
     args, settings = gather(given(context), model, engine, server, path)
     if args.order == "auto":
-        args = replace(args, order="fair" if len(settings.keys()) > 1 else "fcfs")
+        args = replace(args, order="fair" if len(settings.keys()) > 1 or settings.router_keys else "fcfs")
     settings.keys()
     from paceline.serve.run import bind
 
     sock = bind(settings.host, settings.port)
     from paceline.reason.ensemble import load as load_models
     from paceline.serve import logs
+    from paceline.serve.encoders import encoder_at
     from paceline.serve.retrieval import knowledge_of
     from paceline.serve.run import run
     from paceline.serve.server import served_name
@@ -57,6 +58,8 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
     decisions = None if settings.decision_log is None else LogFile(settings.decision_log)
     if settings.models is not None:
         raise typer.Exit(several(args, settings, sock))
+    if encoder_at(args.model):
+        raise typer.Exit(vectors(args, settings, sock))
     llm = load_models(**args.arguments())
     try:
         if decisions is not None:
@@ -68,6 +71,20 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         if decisions is not None:
             decisions.close()
     raise typer.Exit(code)
+
+
+def vectors(args: ServingArgs, settings: Settings, sock: socket) -> int:
+    """Serve an encoder: vectors and scores of texts."""
+    from paceline.serve.encoders import EncoderHost
+    from paceline.serve.run import run
+
+    plain = ServingArgs(model=args.model, order=args.order)
+    if changed := sorted(f.name for f in fields(args) if getattr(args, f.name) != getattr(plain, f.name)):
+        raise InputError(f"{args.model} is an encoder, which writes no text: {changed[0]} means nothing; leave it out.")
+    if settings.decision_log is not None or settings.index is not None:
+        raise InputError(f"{args.model} is an encoder, which writes no text; leave out decision_log and index.")
+    host = EncoderHost(Path(str(args.model)), settings)
+    return run(host, settings, sock, lambda address: announce(address, host.model))
 
 
 def several(args: ServingArgs, settings: Settings, sock: socket) -> int:

@@ -1,7 +1,7 @@
 """`paceline train`: drafters by the methods of train/, each by its name; and one subcommand for each planner that can
 be trained, a function in the table below."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +13,7 @@ from paceline.core.errors import InputError
 from paceline.engine.options import Dtype
 
 TRAINING = "Training"
+Curve = Mapping[str, Sequence[tuple[float, float]]]
 Minutes = Annotated[float, option("Train for so long.", TRAINING, show_default=True)]
 Seed = Annotated[int, option("Of weights, problems and draws.", TRAINING, show_default=True)]
 Output = Annotated[Path, option("Write the weights (safetensors) to this file.", TRAINING, "--output", "-o")]
@@ -28,14 +29,17 @@ def workflow_order(*, output: Output, minutes: Minutes = 10.0, seed: Seed = 0) -
     from paceline.cluster.learn import reinforce
     from paceline.cluster.learn.order import save
 
+    points = list[tuple[float, float]]()
+
     def report(now: reinforce.ReinforcementProgress) -> None:
+        points.append((now.update, now.ratio))
         if now.update % 10 == 0:
             typer.echo(f"update {now.update}: {now.ratio:.3f} of HEFT's mean completion, {now.seconds:.0f} s", err=True)
 
     check(output, minutes)
     network, updates = reinforce.train(reinforce.ReinforcementPlan(minutes=minutes, seed=seed), report)
     save(network, output)
-    done(output, network, updates, minutes)
+    done(output, network, updates, minutes, {"mean completion over HEFT's": points})
 
 
 @command
@@ -53,7 +57,10 @@ def jssp(
     from paceline.cluster.learn import imitate
     from paceline.cluster.learn.dispatcher import save
 
+    points = list[tuple[float, float]]()
+
     def report(now: imitate.ImitationProgress) -> None:
+        points.append((now.update, now.ratio))
         if now.update % 5 == 0:
             spent = f"{now.seconds:.0f} s, {now.solving:.0f} of them CP-SAT's"
             typer.echo(f"update {now.update}: {now.ratio:.3f} of the completions' makespan, {spent}", err=True)
@@ -64,7 +71,7 @@ def jssp(
     plan = imitate.ImitationPlan(minutes=minutes, seed=seed, solver_seconds=solver_seconds)
     network, updates = imitate.train(plan, report)
     save(network, output)
-    done(output, network, updates, minutes)
+    done(output, network, updates, minutes, {"mean makespan over the solver's": points})
 
 
 @command
@@ -140,8 +147,8 @@ def drafter(
     """Train a drafter for a model.
 
     A run that was stopped goes on when the same command is given again; it loses at most a minute. Prints loss,
-    accuracy by depth and simulated tau (tokens per pass of the model) as it goes, and writes them to log.csv. Serve
-    what it made with paceline serve MODEL --draft DIRECTORY.
+    accuracy by depth and simulated tau (tokens per pass of the model) as it goes, writes them to log.csv and draws
+    them in curve.svg. Serve what it made with paceline serve MODEL --draft DIRECTORY.
     """
     from paceline.cli.progress import Bar
     from paceline.engine.build import parse_bytes
@@ -234,6 +241,11 @@ def check(output: Path, minutes: float) -> None:
         raise InputError(f"output {output} cannot be written; give a file in a folder that exists.")
 
 
-def done(output: Path, network: Any, updates: int, minutes: float) -> None:
+def done(output: Path, network: Any, updates: int, minutes: float, curve: Curve) -> None:
+    """Draw the curve next to the weights, and say what was made."""
+    from paceline.train.curve import draw
+
+    picture = output.with_suffix(".svg")
+    draw(picture, output.stem, "update", curve)
     count = sum(weights.numel() for weights in network.parameters())
-    typer.echo(f"{output}: {count} parameters after {updates} updates in {minutes:g} minutes.")
+    typer.echo(f"{output}: {count} parameters after {updates} updates in {minutes:g} minutes; curve: {picture}.")

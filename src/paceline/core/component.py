@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TARGET, DRAFT = "target", "draft"
 """Names of the components that an engine has always, and of a small model of the same vocabulary."""
-Ability = Literal["run", "chain", "tree", "program", "exit", "embed", "lend", "keys", "join", "state", "narrow"]
+Ability = Literal["run", "chain", "program", "exit", "embed", "lend", "keys", "join", "state", "narrow"]
 
 
 class Component(Protocol):
@@ -36,7 +36,7 @@ class Component(Protocol):
 
     @property
     def abilities(self) -> frozenset[Ability]:
-        """What it can do in addition to the protocol: `run` (`Runs`), `chain` and `tree` (whole drafts in one call),
+        """What it can do in addition to the protocol: `run` (`Runs`), `chain` (whole drafts in one call),
         `program` (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`),
         `lend` (`Lends`), `keys` (`KeySource`), `join` (rows whose position is not their place, and that do not see all
         before them), `state` (`Keeps`), `narrow` (`Narrows`)."""

@@ -25,5 +25,9 @@ class CapacityError(PacelineError):
     """A byte or row budget is too small; the message names the smallest that would do."""
 
 
+class DiskError(PacelineError):
+    """A disk has no room, refuses, or gave back something else than was written."""
+
+
 class IntegrityError(AssertionError):
     """The cache's book-keeping contradicts itself. Always a defect of the engine, never of its input."""

@@ -66,7 +66,7 @@ class SamplingParams:
     min_tokens: int = 0
     """Minimum number of output tokens: nothing ends the output earlier."""
     max_tokens: int | None = None
-    """None: up to the context length."""
+    """None: as many as context and cache hold."""
     ignore_eos: bool = False
     """Go on after the end of sequence."""
     seed: int | None = None

@@ -34,7 +34,8 @@ class Turn(NamedTuple):
     most: int
     """Most nodes."""
     hidden: "Mapping[str, Tensor]" = MappingProxyType({})
-    """The run's taps of the row that the last token was drawn from, [H] each; none before the first pass."""
+    """The run's taps of the rows that the tokens of `said` were drawn from, [said, H] each; none before the first
+    pass."""
 
 
 Draft = tuple[Sequence[int], Sequence[int]]
@@ -55,8 +56,8 @@ class ProposerTable:
     """Called behind the run: what the proposer has to read from `state`."""
     parts: "Sequence[ProposerTable]" = ()
     """Tables of the parts of a merged proposer; `state.part` is set to point to them."""
-    tap: str | None = None
-    """The hidden state that it reads: `state.tap` is made its number among the run's."""
+    taps: tuple[str, ...] = ()
+    """The hidden states that it reads: `state.tap` is set to point to their numbers among the run's."""
 
 
 class Proposer(Protocol):

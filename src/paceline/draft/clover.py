@@ -14,6 +14,7 @@ layer of its own in place of M1 and M2. e is the target's embedding: the authors
 same where the two are tied, and a second copy of them where not.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd
 from typing import Any
@@ -94,6 +95,10 @@ class Clover(Head):
     @property
     def kv_layers(self) -> int:
         return self.config.layers
+
+    def text_layers(self) -> tuple[Sequence[DraftLayer], RMSNorm] | None:
+        layers: Any = self.block
+        return ([*layers], self.norm) if self.config.version == 1 else None
 
     def enrich(self, hidden: Tensor, following: Tensor, attend: Any) -> Tensor:
         x = self.first(hidden, following) if self.config.version == 2 else hidden

@@ -20,6 +20,7 @@ from paceline.core.component import TARGET
 from paceline.core.forest import Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, NEED_EXIT, NEED_PROGRAM, Ask, Host, View
+from paceline.draft.apart import Apart
 from paceline.draft.early_exit import EXITS, EarlyExit, Leaving
 from paceline.draft.model import Growing
 from paceline.model import spans
@@ -114,8 +115,8 @@ class DynamicExit(EarlyExit):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.target = host.embeds(TARGET)
-        self.common = Shadows.none(len(self.exits))
-        """Counts over all requests."""
+        self.common = Apart(lambda: Shadows.none(len(self.exits)))
+        """Counts over all requests of a tenant."""
 
     def leaving(self, ask: Ask, view: View) -> Leaving:
         nothing = Leaving(ask, ask.txn.base, most=0)
@@ -143,30 +144,30 @@ class DynamicExit(EarlyExit):
             taps = [f"input:{layer}" for layer in self.exits]
             if not tokens or tokens[-1] < 0 or not taps or any(tap not in hidden for tap in taps):
                 continue
-            memory = self._memory(ask, view)
+            memory, common = self._memory(ask, view), self.common.of(ask.request)
             memory.seen += 1
             if not ask.request.output and ask.item.given > 1:
-                memory.drafts = self.common.rounds < SETTLED_ROUNDS or self._best(memory.shadows, MAX_EXIT_DRAFT)[1] > 0
+                memory.drafts = common.rounds < SETTLED_ROUNDS or self._best(memory.shadows, MAX_EXIT_DRAFT)[1] > 0
                 if not memory.drafts:
                     continue
                 found = self._of_prompt(hidden, taps)
-            elif self._due(memory):
+            elif self._due(memory, common):
                 found = self._of_round(ask, view, tokens, torch.stack([hidden[tap][-len(tokens) :] for tap in taps]))
             else:
                 continue
-            for shadows in (memory.shadows, self.common):
+            for shadows in (memory.shadows, common):
                 shadows.add(found)
 
     def _best(self, shadows: Shadows, most: int) -> tuple[int, int]:
         return best(shadows.alpha(), self.exits, self.layers, most)
 
-    def _due(self, memory: ExitMemory) -> bool:
+    def _due(self, memory: ExitMemory, common: Shadows) -> bool:
         """Do the statistics learn from this round?"""
-        new = memory.seen <= SETTLED and self.common.rounds < SETTLED_ROUNDS
+        new = memory.seen <= SETTLED and common.rounds < SETTLED_ROUNDS
         return new or memory.seen % (LEARN_EVERY if memory.drafts else IDLE_LEARN_EVERY) == 0
 
     def _memory(self, ask: Ask, view: View) -> ExitMemory:
-        return view.slot(ask.request, lambda: ExitMemory(self.common.part()))
+        return view.slot(ask.request, lambda: ExitMemory(self.common.of(ask.request).part()))
 
     def _of_prompt(self, hidden: Mapping[str, Tensor], taps: Sequence[str]) -> Tensor:
         """The most probable token of each exit against the target's own, at the last rows of a prompt."""

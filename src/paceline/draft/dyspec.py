@@ -16,16 +16,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from heapq import heapify, heappop, heappush, nsmallest
 from math import exp, log
-from typing import Any, Protocol, cast
+from typing import cast
 
 from torch import Tensor
 
 from paceline.core.forest import ROOT, Law
 from paceline.core.plan import Item, MinChance
 from paceline.core.proposer import ProposerTable
-from paceline.core.rows import Rows
 from paceline.draft import DRAFTERS, Host
-from paceline.draft.model import SHARP, lacking
+from paceline.draft.apart import Apart
+from paceline.draft.model import SHARP, Chains, lacking
+from paceline.draft.one_round import Opening, one_round
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, offers
 from paceline.native.structs import CTrees, addresses, integers_in, reals_in
 
@@ -46,24 +47,6 @@ PAPER_TRIES = 8.0
 """Tries that the paper's estimate counts for, in each bin."""
 
 Path = tuple[int, ...]
-
-
-class Trees(Protocol):
-    """A draft model with the ability `tree`."""
-
-    def tree(
-        self,
-        rows: Rows,
-        size: Sequence[tuple[int, int]],
-        temperature: list[float],
-        least: list[float],
-        gain: list[float],
-        limits: tuple[int, int],
-    ) -> list[tuple[list[int], list[int], int]]:
-        """A whole deterministic tree for each segment in one call."""
-
-    def drafting(self, rows: Rows, further: int) -> tuple[Any, Any, Any]:
-        """`draft.model.Chains.drafting`."""
 
 
 class BinnedRates:
@@ -200,37 +183,35 @@ class DySpec(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.native = cast(Trees, self.model) if "tree" in self.model.abilities else None
-        self.chances = ChildChances()
+        self.native = cast(Chains, self.model) if "chain" in self.model.abilities else None
+        self.chances = Apart(ChildChances)
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Memo()
 
     def observe(self, tree: Tree, path: list[int]) -> None:
-        count(self.chances, tree, path, tree.memo.laws)
+        count(self.chances.of(tree.ask.request), tree, path, tree.memo.laws)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
 
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
-        """Deterministic trees in one native call, where temperature alone makes the distribution; `_settle` is its
-        twin."""
-        left, warm = self.chunk, []
+        """Deterministic trees in one native call, a round of a run, where temperature alone makes the distribution;
+        `_settle` is its twin."""
+        left, warm, openings = self.chunk, list[Tree](), list[Opening]()
         for tree in trees:
-            x = self.sampler.temperature(tree.ask.request)
+            item, x = tree.ask.item, self.sampler.temperature(tree.ask.request)
             if tree.fresh and tree.law is Law.POINT and x is not None and tree.known - tree.reach <= left:
                 left -= tree.known - tree.reach
-                warm.append((tree, x))
-        if self.native is not None and warm:
-            rows = lacking([tree for tree, _ in warm])
-            items = [tree.ask.item for tree, _ in warm]
-            sizes = [(item.nodes, item.depth) for item in items]
-            least, gain = map(list, zip(*map(prices, items)))
-            grown = self.native.tree(rows, sizes, [x or SHARP for _, x in warm], least, gain, (self.width, TREE_PASSES))
-            for (tree, _), (tokens, parents, computed) in zip(warm, grown):
+                warm.append(tree)
+                [last] = tree.text(tree.known - 1, tree.known)
+                openings.append(Opening(tree.known, item.depth, item.nodes, last, x))
+        table = self.table(self.proposer(warm)) if warm else None
+        if table is not None:
+            for tree, (tokens, parents) in zip(warm, one_round(table, openings)):
                 for token, parent in zip(tokens, parents):
                     tree.add(parent, token)
-                tree.fresh, tree.computed, tree.reach = [], computed, tree.known
+                tree.fresh = []
         return super().grow(trees)
 
     def table(self, proposer: TreeProposer) -> ProposerTable | None:
@@ -244,8 +225,8 @@ class DySpec(TreeDrafter):
         state = CTrees(ctypes.pointer(model), ctypes.pointer(behind), *places, self.width, TREE_PASSES, SHARP)
 
         def done() -> None:
-            for tree, rows in zip(trees, reach):
-                tree.reach = rows
+            for tree, rows, nodes in zip(trees, reach, computed):
+                tree.reach, tree.computed = rows, nodes
 
         return ProposerTable("paceline_trees", state, (held, nodes, least, gain, reach, computed), done)
 
@@ -267,23 +248,24 @@ class DySpec(TreeDrafter):
     def _pop(self, tree: Tree, laws: Laws) -> list[int]:
         memo: Memo = tree.memo
         memo.laws.update(laws)
-        heap = [(-memo.worth(self.chances, place), place) for place in memo.drawn]
+        chances = self.chances.of(tree.ask.request)
+        heap = [(-memo.worth(chances, place), place) for place in memo.drawn]
         heapify(heap)
         least, gain = prices(tree.ask.item)
         while heap and heap[0][0] < 0 and -heap[0][0] >= least and tree.left > 0:
             place = heappop(heap)[1]
             if place not in memo.laws:
-                heappush(heap, (-memo.worth(self.chances, place), place))
+                heappush(heap, (-memo.worth(chances, place), place))
                 asked = [(-w, p) for w, p in nsmallest(tree.left, heap) if p not in memo.laws and -w >= least]
                 if memo.laws and sum(worth for worth, _ in asked) < gain:  # no further pass, but what is known may do
                     heap = [each for each in heap if each[1] in memo.laws]
                     heapify(heap)
                     continue
                 return [p for _, p in asked] or ([] if memo.laws else [place])
-            child = memo.draw(tree, self.chances, place)
+            child = memo.draw(tree, chances, place)
             for one in (place, child):
                 if one in memo.drawn:
-                    heappush(heap, (-memo.worth(self.chances, one), one))
+                    heappush(heap, (-memo.worth(chances, one), one))
         return []
 
 
@@ -305,22 +287,23 @@ class DySpecThreshold(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.chances = ChildChances()
-        self.least: dict[int, float] = {}
+        self.chances = Apart(ChildChances)
+        self.least: Apart[dict[int, float]] = Apart(dict)
+        """{nodes: threshold}"""
 
     def plant(self, tree: Tree) -> None:
         tree.memo = Memo()
 
     def observe(self, tree: Tree, path: list[int]) -> None:
-        count(self.chances, tree, path, tree.memo.laws)
-        nodes = tree.ask.item.nodes
-        self.least[nodes] = self.least.get(nodes, 1 / nodes) * (RISE if tree.left <= 0 else FALL)
+        count(self.chances.of(tree.ask.request), tree, path, tree.memo.laws)
+        nodes, least = tree.ask.item.nodes, self.least.of(tree.ask.request)
+        least[nodes] = least.get(nodes, 1 / nodes) * (RISE if tree.left <= 0 else FALL)
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         memo: Memo = tree.memo
         memo.laws.update(laws)
-        nodes, new = tree.ask.item.nodes, []
-        least = self.least.get(nodes, 1 / nodes)
+        nodes, new, chances = tree.ask.item.nodes, [], self.chances.of(tree.ask.request)
+        least = self.least.of(tree.ask.request).get(nodes, 1 / nodes)
         for place, draws in laws.items():
             if tree.law is Law.POINT:
                 for token, log_q in zip(draws.token, draws.log_q):
@@ -329,6 +312,6 @@ class DySpecThreshold(TreeDrafter):
                     new.append(tree.add(place, token))
                     memo.value[new[-1]] = memo.value[place] * exp(log_q)
             else:
-                while tree.left > 0 and memo.worth(self.chances, place) >= least:
-                    new.append(memo.draw(tree, self.chances, place))
+                while tree.left > 0 and memo.worth(chances, place) >= least:
+                    new.append(memo.draw(tree, chances, place))
         return [place for place in new if memo.value[place] >= least] if tree.left > 0 else []

@@ -18,6 +18,7 @@ from paceline.core.program import Entry, exits, inputs
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, NEED_EXIT, NEED_PROGRAM, Ask, Host, View
+from paceline.draft.apart import Apart
 from paceline.draft.model import Growing, ModelDrafter, SampledChances
 from paceline.model import spans
 
@@ -62,7 +63,7 @@ class Leaving(Growing):
 )
 class EarlyExit(ModelDrafter):
     def __init__(self, host: Host) -> None:
-        self.sampled = SampledChances()
+        self.sampled = Apart(SampledChances)
         self.model, self.sampler = host.model(TARGET), host.sampler
         self.layers = inputs(self.model.places)
         self.exits = exits(self.layers, EXITS)

@@ -23,9 +23,10 @@ from paceline.core.forest import Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS, Ask, View
-from paceline.draft.feature import FeatureDrafter, FeatureHead, layer_spec
+from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.draft.native_layers import layer_spec
 from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward, Norm, rotate_
 from paceline.model.linear import Linear, Packing, plain

@@ -8,7 +8,7 @@ The feature lies in the pool next to the row's K/V: after a prefix hit it is the
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -16,50 +16,22 @@ from torch import Tensor
 from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.component import TARGET, Ability, Embeds
+from paceline.core.errors import CheckpointError
 from paceline.core.forest import Forest
+from paceline.core.proposer import ProposerTable
 from paceline.core.rows import Out, Rows, RowsBuilder
 from paceline.draft import Ask, Host, View
-from paceline.draft.dyspec import DySpec
-from paceline.draft.tree import Tree
+from paceline.draft.dyspec import TREE_PASSES, DySpec, prices
+from paceline.draft.feature_runs import FeatureProposer, NativeFeatureLayer, table_state
+from paceline.draft.layers import KvPool, bytes_of
+from paceline.draft.model import SHARP, lacking
+from paceline.draft.tree import Tree, TreeProposer
 from paceline.model import pages
 from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked
-from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
-
-
-class LayerSizes(Protocol):
-    """What the shape of a head says of its layer."""
-
-    @property
-    def width(self) -> int: ...
-    @property
-    def vocab(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def ffn(self) -> int: ...
-    @property
-    def max_len(self) -> int: ...
-    @property
-    def eps(self) -> float: ...
-    @property
-    def theta(self) -> float: ...
-
-
-def layer_spec(name: str, of: LayerSizes) -> ModelSpec:
-    """A head's layer as a decoder of one."""
-    inverse = 1.0 / of.theta ** (torch.arange(0, of.head_dim, 2, dtype=torch.float32) / of.head_dim)
-    return ModelSpec(
-        family=name, layers=(Layer(Attention(Rope(tuple(inverse.tolist()))), Dense(of.ffn)),), vocab=of.vocab,
-        hidden=of.width, heads=of.heads, kv_heads=of.kv_heads, head_dim=of.head_dim, max_len=of.max_len,
-        activation="silu", norm_eps=of.eps, norm_offset=0.0, tied=False, qkv_bias=False, out_bias=False,
-        mlp_bias=False, qk_norm=False, post_norms=False, attention_scale=of.head_dim**-0.5,
-        attention_softcap=None, logit_softcap=None, embedding_scale=1.0, eos=(),
-    )  # fmt: skip
+from paceline.model.native import NativeDecoder
+from paceline.model.spec import ModelSpec
+from paceline.native.structs import integers_in
 
 
 class Headless(Fused):
@@ -89,35 +61,43 @@ class FeatureHead:
         self.max_len, self.dtype = spec.max_len, dtype
         self.weight_bytes = numbers * dtype.itemsize
         self.rotary = Rotary(spec.layers[0].attention.rope, self.device, torch.float32, spec.max_len + 64)
+        self.native: NativeFeatureLayer | None = None
+        """Its layer, where the native library has it. A method sets it."""
+        self.pool: KvPool | NativeDecoder
         self.kv_bytes_per_token = (spec.kv_width + spec.hidden) * self.dtype.itemsize
         self.target: Embeds | None = None
-        """Model whose embedding and head are shared; the drafter sets it."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
-        shape = (len(spec.layers), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
-        pool = pages.tensor(shape, self.dtype, self.device)
-        self.attend = Headless(
-            pool, [layer.attention.window for layer in spec.layers], spec.heads, spec.attention_scale, None
-        )
         self.features = pages.tensor((blocks * block_size, spec.hidden), self.dtype, self.device)
+        if self.native is not None:
+            self.native.decoder.allocate(blocks, block_size)
+            self.pool = self.native.decoder
+            return
+        self.pool = KvPool(len(spec.layers), spec.kv_heads, spec.head_dim, self.dtype)
+        windows = [layer.attention.window for layer in spec.layers]
+        self.attend = Headless(self.pool.allocate(blocks, block_size), windows, spec.heads, spec.attention_scale, None)
 
     def move(self, source: list[int], target: list[int]) -> None:
         if source:
-            slots, (old, new) = self.attend.slots, torch.tensor([source, target])
-            slots.index_copy_(3, new, slots.index_select(3, old))
+            self.pool.move(source, target)
+            old, new = torch.tensor([source, target])
             self.features[new] = self.features[old]
 
     def read(self, slots: list[int]) -> bytes:
-        at = torch.tensor(slots, dtype=torch.int64)
-        return b"".join(bytes_of(part) for part in (self.attend.slots.index_select(3, at), self.features[at]))
+        return self.pool.read(slots) + bytes_of(self.features[torch.tensor(slots, dtype=torch.int64)])
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        at, pool = torch.tensor(slots, dtype=torch.int64), self.attend.slots
-        size = len(slots) * self.spec.kv_width * self.dtype.itemsize
-        shape = (*pool.shape[:3], len(slots), pool.shape[4])
-        pool.index_copy_(3, at, unpacked(packed[:size], shape, self.dtype))
-        self.features[at] = unpacked(packed[size:], (len(slots), self.spec.hidden), self.dtype)
+        size = max(0, len(packed) - len(slots) * self.spec.hidden * self.dtype.itemsize)
+        self.pool.write(slots, packed[:size])
+        features = unpacked(packed[size:], (len(slots), self.spec.hidden), self.dtype)
+        self.features[torch.tensor(slots, dtype=torch.int64)] = features
+
+    def bind(self, target: Embeds) -> None:
+        """Share the embedding and head of this model."""
+        self.target = target
+        if self.native is not None and not self.native.bind(target, self.features):
+            raise CheckpointError("The head is packed for the native decoder, but its target is not; load both alike.")
 
     def keep(self, slots: Sequence[int], hidden: Mapping[str, Tensor]) -> None:
         """Store the features of these rows, from the target's hidden states {tap: [N, width]}."""
@@ -147,7 +127,30 @@ class FeatureDrafter(DySpec):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.head = cast(FeatureHead, host.components[self.group])
-        self.head.target = host.embeds(TARGET)
+        self.head.bind(host.embeds(TARGET))
+
+    def propose(self, asks: Sequence[Ask], view: View) -> FeatureProposer | None:
+        if not all(self.catch_up(ask, view) for ask in asks):
+            return None
+        return cast(FeatureProposer | None, super().propose(asks, view))
+
+    def proposer(self, trees: list[Tree]) -> FeatureProposer:
+        return FeatureProposer(self, trees, [tree.ask.item for tree in trees])
+
+    def table(self, proposer: TreeProposer) -> ProposerTable | None:
+        native, trees = self.head.native, proposer.trees
+        if native is None or min(tree.known for tree in trees) < 2:  # a text of one token has no feature yet
+            return None
+        layer, behind, held = native.drafting(lacking(trees), max(tree.ask.txn.rows for tree in trees))
+        least, gain = zip(*map(prices, proposer.items))
+        reach, limits = integers_in([tree.reach for tree in trees]), (self.width, TREE_PASSES, SHARP)
+        state, own = table_state(layer, behind, len(self.head.taps), proposer.nodes, least, gain, reach, limits)
+
+        def done() -> None:
+            for tree, rows in zip(trees, reach):
+                tree.reach = rows
+
+        return ProposerTable("paceline_features", state, (held, own), done, taps=self.head.taps)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         """For the requests whose features are all here. While a prompt is computed there is nothing to hang a tree on:
@@ -195,6 +198,9 @@ class FeatureDrafter(DySpec):
         """K/V of the text's rows stays, with their features; that of nodes was made without, and goes."""
         for ask in view.asks:
             tree = view.slots.pop(ask.request.id, None)
+            if isinstance(tree, tuple):
+                proposer, place = tree
+                tree = proposer.trees[place]
             if not isinstance(tree, Tree):
                 continue
             lease, base = ask.txn.lease, ask.txn.base
@@ -204,10 +210,5 @@ class FeatureDrafter(DySpec):
                 reach = reach if all(tap in states for tap in self.head.taps) else base
                 self.head.keep(lease.slots(base, reach), {tap: states[tap][: reach - base] for tap in states})
             view.advance(ask, self.group, reach)
-            if tree.ask.item.nodes:
+            if tree.places:
                 self.observe(tree, [tree.places[node] for node in view.accepted(ask)])
-
-
-def bytes_of(part: Tensor) -> bytes:
-    packed: Any = part.contiguous().view(torch.uint8).numpy()
-    return bytes(packed.tobytes())

@@ -7,7 +7,7 @@ greedy growth), and at first when the head was trained.
 """
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import ClassVar
 
@@ -21,8 +21,10 @@ from paceline.core.proposer import ProposerTable
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
+from paceline.draft.apart import Apart
 from paceline.draft.head import Head, need, whole
 from paceline.draft.head_runs import MAX_CHILDREN, CompiledHead, HeadProposer
+from paceline.draft.one_round import Opening, one_round
 from paceline.draft.sequoia import Shape, rates, shaped
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, cut, law_of
 
@@ -79,7 +81,7 @@ def paying(item: Item, chances: tuple[tuple[float, ...], ...]) -> int:
 
 
 class RankChances:
-    """Rates by depth and rank, over all requests, from the rounds; they change between rounds only."""
+    """Rates by depth and rank, over a tenant's requests, from the rounds; they change between rounds only."""
 
     def __init__(self, first: Sequence[Sequence[float]], depth: int) -> None:
         """`first`: as measured before; missing ones are `RANK_PRIOR`'s."""
@@ -128,7 +130,7 @@ class HeadDrafter(TreeDrafter):
         """The K/V group, of a head that has one."""
         self.width = min(MAX_CHILDREN, head.config.draft_vocab or head.vocab_size)
         depth = head.config.depth
-        self.chances = {greedy: RankChances(head.config.accuracy, depth) for greedy in (True, False)}
+        self.chances = {greedy: Apart(lambda: RankChances(head.config.accuracy, depth)) for greedy in (True, False)}
         self.compiled = CompiledHead(head, self.target)
         self.roots: dict[int, Tensor] = {}
         """{place: state of the root}, of the requests to draft for."""
@@ -136,7 +138,7 @@ class HeadDrafter(TreeDrafter):
     # -- the rule ----------------------------------------------------------------------------------------------------
 
     def plant(self, tree: Tree) -> None:
-        rates = self.chances[tree.law is Law.POINT].rates
+        rates = self.chances[tree.law is Law.POINT].of(tree.ask.request).rates
         tree.memo = {ROOT: best(paying(tree.ask.item, rates), rates)}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
@@ -151,7 +153,7 @@ class HeadDrafter(TreeDrafter):
         return [Draws(*cut(tokens, row, row)) for tokens, row in zip(token.tolist(), score.tolist())]
 
     def observe(self, tree: Tree, path: list[int]) -> None:
-        chances = self.chances[tree.law is Law.POINT]
+        chances = self.chances[tree.law is Law.POINT].of(tree.ask.request)
         for above, rank, hit in tree.examined(path):
             chances.observe(tree.below(above) - 1, rank, hit)
 
@@ -169,25 +171,54 @@ class HeadDrafter(TreeDrafter):
                 trees.append(Tree(ask._replace(item=item), reach, law_of(ask)))
         contexts = self.catch_up(trees, view) if self.keeps else self.last(trees, view)
         grown = [tree for tree in trees if tree.ask.item.nodes and tree.ask.place in contexts]
-        if grown:
-            places = [tree.ask.place for tree in grown]
-            roots = [tree.ask.request.tokens[tree.ask.known - 1] for tree in grown]
+        warm = self.at_once([tree for tree in grown if self.warm(tree)], contexts)
+        cold = [tree for tree in grown if not (warm and self.warm(tree))]
+        if cold:
+            places = [tree.ask.place for tree in cold]
+            roots = [tree.ask.request.tokens[tree.ask.known - 1] for tree in cold]
             self.begin(places, [contexts[place] for place in places], roots)
-        for tree in grown:
+        for tree in cold:
             tree.fresh = [ROOT]
             self.plant(tree)
-        return self.forest(trees, self.grow(grown), view)
+        return self.forest(trees, self.grow(cold), view)
+
+    def warm(self, tree: Tree) -> bool:
+        """Can it be drafted in one native call: is it deterministic, and made by temperature alone?"""
+        able = self.compiled.stages is not None and tree.law is Law.POINT
+        return able and self.sampler.temperature(tree.ask.request) is not None
+
+    def at_once(self, trees: list[Tree], contexts: Mapping[int, Tensor]) -> bool:
+        """Draft these trees in one native call, a round of a run, if there is one. Was there?"""
+        if not trees:
+            return False
+        items = [tree.ask.item for tree in trees]
+        first = {place: contexts[tree.ask.place] for place, tree in enumerate(trees)}
+        openings = [
+            Opening(tree.known, item.depth, item.nodes, tree.ask.request.tokens[tree.known - 1], 0.0)
+            for tree, item in zip(trees, items)
+        ]
+        table = self.table(HeadProposer(self, trees, items, first))
+        if table is None:
+            return False
+        for tree, (tokens, parents) in zip(trees, one_round(table, openings)):
+            for token, parent in zip(tokens, parents):
+                tree.add(parent, token)
+        return True
 
     def propose(self, asks: Sequence[Ask], view: View) -> TreeProposer | None:
-        trees = [Tree(ask, ask.txn.base, Law.POINT) for ask in asks]
-        contexts = self.last(trees, view)
+        reach = [ask.txn.lease.frontier[self.keeps] if self.keeps else ask.txn.base for ask in asks]
+        trees = [Tree(ask, rows, Law.POINT) for ask, rows in zip(asks, reach)]
+        contexts = self.catch_up(trees, view) if self.keeps else self.last(trees, view)
         if {law_of(ask) for ask in asks} != {Law.POINT} or len(contexts) < len(trees):
             return None
-        return HeadProposer(self, trees, [ask.item for ask in asks], [contexts[ask.place] for ask in asks])
+        first = {place: contexts[ask.place] for place, ask in enumerate(asks)}
+        proposer = HeadProposer(self, trees, [ask.item for ask in asks], first)
+        view.slots.update((ask.request.id, (proposer, place)) for place, ask in enumerate(asks))
+        return proposer
 
     def table(self, proposer: TreeProposer) -> ProposerTable | None:
         assert isinstance(proposer, HeadProposer)
-        chances = self.chances[True]
+        chances = self.chances[True].of(*(tree.ask.request for tree in proposer.trees))
 
         def observe(tries: Sequence[Sequence[int]], hits: Sequence[Sequence[int]]) -> None:
             for depth, row in enumerate(tries):
@@ -246,8 +277,8 @@ class HeadDrafter(TreeDrafter):
                 parts.append(states[skip : skip + stop - start])
                 stops += ask.request.tokens[start + 1 : stop + 1]
                 ends.append(len(stops) - 1)
-            paged = self.head.paged(builder.build())
-            context = self.head.enrich(torch.cat(parts).to(self.head.compute), self.embed(stops), paged)
+            hidden = torch.cat(parts).to(self.head.compute)
+            context = self.head.contexts(builder.build(), hidden, self.embed(stops))
             for tree, end in zip(waiting, ends):
                 if tree.reach == tree.ask.txn.base:
                     contexts[tree.ask.place] = context[end]
@@ -275,11 +306,18 @@ class HeadDrafter(TreeDrafter):
     def learn(self, view: View) -> None:
         for ask in view.asks:
             tree = view.slots.pop(ask.request.id, None)
+            if isinstance(tree, tuple):  # a run's proposer has followed what was accepted
+                proposer, place = tree
+                if self.keeps:
+                    reach = ask.txn.base + proposer.entered.get(place, 0)
+                    view.advance(ask, self.keeps, min(reach, ask.txn.lease.length))
+                continue
             if tree is None:
                 continue
             if self.keeps:
                 view.advance(ask, self.keeps, min(tree.reach, ask.txn.lease.length))
             if tree.token:
                 self.observe(tree, [tree.places[node] for node in view.accepted(ask)])
-        for chances in self.chances.values():
-            chances.review()
+        for apart in self.chances.values():
+            for chances in apart.kept.values():
+                chances.review()

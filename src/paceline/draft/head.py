@@ -35,16 +35,19 @@ from paceline.core.component import Ability, Component, with_files
 from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import Need, Registry
+from paceline.core.rows import Rows
 from paceline.draft import released
 from paceline.draft.companion import CONFIG, WEIGHTS
 from paceline.draft.int8 import widened
-from paceline.draft.layers import DraftLayer, PackedLinear, Paged
-from paceline.model import pages
+from paceline.draft.layers import DraftLayer, HeadStage, KvPool, PackedLinear, Paged, RMSNorm
+from paceline.draft.native_layers import NativeText, kv_numbers
 from paceline.model.blocks import Rotary
-from paceline.model.decoder import unpacked
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Packing
+from paceline.model.native import NativeDecoder
 
+PICKLED = "pytorch_model.bin"
+"""Weights of a head that has no safetensors; nothing of the file is executed."""
 METHOD_KEY = "speculators_model_type"
 """The key of config.json that names the method."""
 ABSENT_LOGIT = -1e30
@@ -79,10 +82,16 @@ class HeadFacts:
 class HeadFiles:
     """A head's directory. Raises CheckpointError for one that cannot be read."""
 
-    def __init__(self, path: Path) -> None:
-        self.path, self.config = path, read_config(path)
-        self.theirs = released.released(read_json(path)) if not (path / WEIGHTS).is_file() else None
+    def __init__(self, path: Path, layers: int | None = None) -> None:
+        """`layers`: the target's."""
+        self.path, self.config, self.layers = path, read_config(path), layers
+        self.theirs = released.released(released.read_json(path)) if not (path / WEIGHTS).is_file() else None
         """The method, of a head in its authors' layout."""
+
+    @property
+    def pickled(self) -> bool:
+        """Whether it lies as EAGLE's authors release it."""
+        return not (self.path / WEIGHTS).is_file() and (self.path / PICKLED).is_file()
 
     def tensors(self) -> dict[str, Tensor]:
         """All weights by name."""
@@ -91,6 +100,8 @@ class HeadFiles:
 
         if self.theirs is not None:
             return released.renamed(released.read(released.file_of(self.path, self.theirs)), self.theirs)
+        if self.pickled:
+            return released.read(self.path / PICKLED)
         try:
             return widened(load_file(self.path / WEIGHTS))
         except (OSError, SafetensorError) as error:
@@ -104,6 +115,8 @@ class HeadFiles:
 
         if self.theirs is not None:
             return released.file_of(self.path, self.theirs).stat().st_size // 2
+        if self.pickled:
+            return (self.path / PICKLED).stat().st_size // 2
         try:
             with safe_open(self.path / WEIGHTS, "pt") as file:
                 shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
@@ -135,20 +148,9 @@ def need(name: str) -> Need:
     return Need(name, f"a {name} head (give draft=HEAD_DIR; `paceline train {name}` makes one)")
 
 
-def read_json(path: Path) -> dict[str, Any]:
-    """config.json as it is. Raises CheckpointError."""
-    try:
-        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path / CONFIG} cannot be read ({error}); give the directory of a head.") from None
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path / CONFIG} does not hold a JSON object; restore it from its source.")
-    return config
-
-
 def read_config(path: Path) -> dict[str, Any]:
     """config.json, in our layout where it is in its authors' (draft/released.py). Raises CheckpointError."""
-    config = read_json(path)
+    config = released.read_json(path)
     theirs = released.released(config)
     if theirs is None or (path / WEIGHTS).is_file():
         return config
@@ -192,9 +194,9 @@ def check_fit(path: Path, facts: HeadFacts, width: int, vocab: int) -> None:
             )
 
 
-def load_head(path: Path, width: int, vocab: int, packing: Packing) -> tuple[str, Component]:
-    """The name and the component of a head's directory, for a target of this width and vocabulary."""
-    files, facts = HeadFiles(path), facts_of(path)
+def load_head(path: Path, width: int, vocab: int, packing: Packing, layers: int) -> tuple[str, Component]:
+    """The name and the component of a head's directory, for a target of this width, vocabulary and many layers."""
+    files, facts = HeadFiles(path, layers), facts_of(path)
     check_fit(path, facts, width, vocab)
     return facts.method, with_files(HEADS.get(facts.method).load(files, packing), path)
 
@@ -280,17 +282,6 @@ class HeadConfig:
         return {CONFIG_KEYS.get(name, name): value for name, value in asdict(self).items()}
 
 
-@dataclass(frozen=True, slots=True)
-class HeadStage:
-    """One depth of a head that is nothing but this: y = straight z + SiLU(bent z) of the `inputs`, or y = z; then
-    y = y + SiLU(W y) for each block W. z is the hidden state; with `sees`, and behind it the embeddings of the root and
-    of all tokens down to the node."""
-
-    blocks: Sequence[nn.Module]
-    inputs: tuple[nn.Module, nn.Module] | None = None
-    sees: bool = False
-
-
 class Head(nn.Module):
     """A head as a module: what `paceline train` trains and what an engine runs are one object.
 
@@ -317,6 +308,8 @@ class Head(nn.Module):
         self.width, self.vocab_size, self.max_len = config.width, config.vocab, config.max_len
         self.kv_dtype = torch.float32
         self.kv_bytes_per_token = self.weight_bytes = 0
+        self.native_text: NativeText | None = None
+        """`text_layers`, where the native library has them."""
         if config.draft_vocab:
             self.output = nn.ModuleList([nn.Linear(config.width, config.draft_vocab)])
             self.register_buffer("d2t", torch.zeros(config.draft_vocab, dtype=torch.int64))
@@ -355,9 +348,22 @@ class Head(nn.Module):
         """What `draft` computes at this depth; None: no `HeadStage`, so the head does not draft within runs."""
         return None
 
+    def text_layers(self) -> "tuple[Sequence[DraftLayer], RMSNorm] | None":
+        """The layers over the text's hidden states and the norm behind them that `enrich` is; None: it is something
+        else."""
+        return None
+
     @property
     def abilities(self) -> frozenset[Ability]:
-        return frozenset() if self.stage(0) is None else frozenset({"run"})
+        able = self.stage(0) is not None and (not self.kv_layers or self.text_layers() is not None)
+        return frozenset({"run"}) if able else frozenset()
+
+    @torch.inference_mode()
+    def contexts(self, rows: Rows, hidden: Tensor, following: Tensor) -> Tensor:
+        """What `enrich` makes of rows of texts, whose K/V go to the pool."""
+        if self.native_text is not None:
+            return self.native_text.contexts(rows, hidden)
+        return self.enrich(hidden, following, Paged(self.attend, self.rotary, rows))
 
     @property
     def words(self) -> Tensor | None:
@@ -383,9 +389,7 @@ class Head(nn.Module):
         with torch.device("meta"):
             layers = cls(own).kv_layers
         verifier = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path", "")
-        return HeadFacts(
-            cls.method, own.width, own.vocab, own.depth, 2 * layers * own.kv_heads * own.head_dim, cls.taps, verifier
-        )
+        return HeadFacts(cls.method, own.width, own.vocab, own.depth, kv_numbers(own, layers), cls.taps, verifier)
 
     @classmethod
     def load(cls, files: HeadFiles, packing: Packing) -> Component:
@@ -451,13 +455,23 @@ class Head(nn.Module):
         self.weight_bytes = sum(parts) + sum(part.nbytes for part in self.parameters())
         numbers = 2 * self.kv_layers * self.config.kv_heads * self.config.head_dim
         self.kv_bytes_per_token = numbers * self.kv_dtype.itemsize
+        if self.native_text is not None:
+            self.weight_bytes += self.native_text.bytes
+            self.kv_bytes_per_token = self.native_text.decoder.kv_bytes_per_token
         return self.eval().requires_grad_(False)
 
     def describe(self) -> str:
-        return f"{self.method} head of depth {self.config.depth}"
+        where = ", native" if self.native_text is not None else ""
+        return f"{self.method} head of depth {self.config.depth}{where}"
 
     def pack(self, packing: Packing) -> None:
         """Lay the matrices as the target's lie."""
+        text = self.text_layers()
+        if text is not None and packing.native:
+            self.native_text = NativeText(self.config, *text, packing)
+            for layer in text[0]:
+                for name, _ in list(layer.named_children()):
+                    setattr(layer, name, nn.Identity())
         for module in list(self.modules()):
             for name, child in list(module.named_children()):
                 if type(child) is nn.Linear:
@@ -468,33 +482,26 @@ class Head(nn.Module):
         if not self.kv_layers:
             return
         c, cpu = self.config, torch.device("cpu")
-        pool = pages.tensor((self.kv_layers, 2, c.kv_heads, blocks, block_size, c.head_dim), self.kv_dtype, cpu)
+        if self.native_text is not None:
+            self.pool: KvPool | NativeDecoder = self.native_text.decoder
+            self.native_text.decoder.allocate(blocks, block_size)
+            return
+        self.pool = KvPool(self.kv_layers, c.kv_heads, c.head_dim, self.kv_dtype)
         make = quickest(cpu, self.kv_dtype)
-        self.attend = make(pool, [None] * self.kv_layers, c.heads, c.head_dim**-0.5, None)
+        self.attend = make(
+            self.pool.allocate(blocks, block_size), [None] * self.kv_layers, c.heads, c.head_dim**-0.5, None
+        )
         self.rotary = Rotary(DraftLayer.rope(c.head_dim, c.theta), cpu, torch.float32, c.max_len + MAX_CANDIDATES)
 
-    def paged(self, rows: Any) -> Paged:
-        """Attention over the text's rows in the pool, for `enrich`."""
-        return Paged(self.attend, self.rotary, rows)
-
     def move(self, source: list[int], target: list[int]) -> None:
-        if source and self.kv_layers:
-            slots = self.attend.slots
-            slots.index_copy_(3, torch.tensor(target), slots.index_select(3, torch.tensor(source)))
+        if self.kv_layers:
+            self.pool.move(source, target)
 
     def read(self, slots: list[int]) -> bytes:
-        if not self.kv_layers:
-            return b""
-        kept = self.attend.slots.index_select(3, torch.tensor(slots, dtype=torch.int64))
-        return bytes(kept.contiguous().view(torch.uint8).numpy().tobytes())
+        return self.pool.read(slots) if self.kv_layers else b""
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        if not self.kv_layers:
-            if packed:
-                raise InputError(
-                    f"The packed K/V has {len(packed)} bytes, but none are expected: it is another head's."
-                )
-            return
-        pool = self.attend.slots
-        shape = (*pool.shape[:3], len(slots), pool.shape[4])
-        pool.index_copy_(3, torch.tensor(slots, dtype=torch.int64), unpacked(packed, shape, pool.dtype))
+        if self.kv_layers:
+            self.pool.write(slots, packed)
+        elif packed:
+            raise InputError(f"The packed K/V has {len(packed)} bytes, but none are expected: it is another head's.")

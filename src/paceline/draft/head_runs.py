@@ -3,7 +3,7 @@ native/propose_head.h is the twin, for heads whose depths are `Stage`s."""
 
 import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.core.component import Embeds
 from paceline.core.proposer import Draft, ProposerTable, Turn
+from paceline.core.rows import RowsBuilder
 from paceline.draft.head import Head
 from paceline.draft.layers import PackedLinear
 from paceline.draft.tree import TreeProposer
@@ -31,16 +32,40 @@ Counts = Sequence[Sequence[int]]
 @dataclass(slots=True)
 class HeadProposer(TreeProposer):
     drafter: "HeadDrafter"
-    first: Sequence[Tensor]
-    """[H] of each text: the hidden state before the run."""
+    context: dict[int, Tensor]
+    """{text: [H], what its next tree begins with}: at first the hidden state before the run, or what the head's layers
+    made of it."""
+    entered: dict[int, int] = field(default_factory=dict)
+    """{text: rows of the run whose K/V the head has}"""
 
     def propose(self, turns: Sequence[Turn]) -> list[Draft]:
         head, trees = self.drafter.head, [self.trees[turn.place] for turn in turns]
-        contexts = [turn.hidden[head.taps[0]] if turn.said else self.first[turn.place] for turn in turns]
         roots = [turn.said[-1] if turn.said else tree.ask.request.tokens[-1] for turn, tree in zip(turns, trees)]
+        self.enter([turn for turn in turns if len(turn.said) > self.entered.get(turn.place, 0)])
+        contexts = [self.context[turn.place].to(head.compute) for turn in turns]
         with torch.inference_mode():
-            self.drafter.begin([t.ask.place for t in trees], [it.to(head.compute) for it in contexts], roots)
+            self.drafter.begin([t.ask.place for t in trees], contexts, roots)
             return TreeProposer.propose(self, turns)
+
+    def enter(self, turns: Sequence[Turn]) -> None:
+        """Take in the rows of the tokens that the run has brought since."""
+        head, tap = self.drafter.head, self.drafter.head.taps[0]
+        if not head.kv_layers:
+            self.context.update((turn.place, turn.hidden[tap][-1].clone()) for turn in turns)
+        if not head.kv_layers or not turns:
+            return
+        builder, hidden, ends = RowsBuilder(), list[Tensor](), list[int]()
+        for turn in turns:
+            ask, since = self.trees[turn.place].ask, self.entered.get(turn.place, 0)
+            start, count = ask.txn.base + since, len(turn.said) - since
+            slots = ask.txn.lease.slots(start, start + count)
+            builder.add([0] * count, slots, ask.txn.table, start, want=[], shift=ask.shift(start))
+            hidden.append(turn.hidden[tap][since:])
+            ends.append(sum(map(len, hidden)) - 1)
+            self.entered[turn.place] = len(turn.said)
+        said = [token for turn, part in zip(turns, hidden) for token in turn.said[len(turn.said) - len(part) :]]
+        made = head.contexts(builder.build(), torch.cat(hidden).to(head.compute), self.drafter.embed(said))
+        self.context.update((turn.place, made[end]) for turn, end in zip(turns, ends))
 
     def kept(self, turns: Sequence[Turn], paths: Sequence[Sequence[int]]) -> None:
         for turn, path in zip(turns, paths):
@@ -96,22 +121,34 @@ class CompiledHead:
             model.threads = torch.get_num_threads()
         at, depth = {path: place for place, path in enumerate(tree)}, self.head.config.depth
         tries, hits = (integers_in([0] * (depth * MAX_CHILDREN)) for _ in range(2))
-        held = (
+        counts = (
             integers_in(nodes),
             integers_in([item.depth for item in proposer.items]),
             integers_in([at.get(path[:-1], -1) for path in tree]),
             integers_in([path[-1] for path in tree]),
             *(tries, hits),
         )
-        first = torch.stack(list(proposer.first)).float().contiguous()
+        text, asks = self.head.native_text, [tree.ask for tree in proposer.trees]
+        if self.head.kv_layers and text is None:
+            return None
+        first = torch.stack([proposer.context[place] for place in range(len(asks))]).float().contiguous()
+        width = max(len(ask.txn.table) for ask in asks)
+        tables = integers_in([block for ask in asks for block in (*ask.txn.table, *[0] * width)[:width]])
+        shifts = integers_in([ask.shift(ask.txn.base) for ask in asks])
+        entered = integers_in([0] * len(asks))
+        if text is not None:
+            text.decoder.reach(max(ask.txn.base + ask.txn.rows for ask in asks) + 1)
         words = (0, None) if self.words is None else (len(self.words), self.words.data_ptr())
         state = CHeads(
-            ctypes.pointer(self.target), 0, self.head.width, depth, self.sees, ctypes.addressof(self.stages), *words,
-            first.data_ptr(), *addresses(*held),
+            ctypes.pointer(self.target), None, self.head.width, depth, self.sees, ctypes.addressof(self.stages), *words,
+            first.data_ptr(), *addresses(*counts), None, None if text is None else text.model(), width,
+            *addresses(tables, shifts, entered),
         )  # fmt: skip
 
         def done() -> None:
             places = [slice(d * MAX_CHILDREN, (d + 1) * MAX_CHILDREN) for d in range(depth)]
+            proposer.entered = dict(enumerate(entered))
             observe([tries[place] for place in places], [hits[place] for place in places])
 
-        return ProposerTable("paceline_heads", state, (first, held), done, tap=self.head.taps[0])
+        held = (*counts, first, tables, shifts, entered)
+        return ProposerTable("paceline_heads", state, held, done, taps=(self.head.taps[0],))

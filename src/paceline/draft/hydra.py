@@ -10,6 +10,7 @@ A starts as [1 0 ... 0] and B at zero, so that an untrained head is the target's
 not share weights; the authors' code repeats one module, and so do its released weights.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,8 +20,8 @@ from torch import Tensor, nn
 
 from paceline.draft import DRAFTERS
 from paceline.draft.grow import HeadDrafter, offers
-from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, HeadStage
-from paceline.draft.layers import DraftLayer, RMSNorm
+from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig
+from paceline.draft.layers import DraftLayer, HeadStage, RMSNorm
 from paceline.draft.medusa import ResBlock
 
 
@@ -89,8 +90,11 @@ class Hydra(Head):
         made: Tensor = self.depths[depth](state)
         return made
 
+    def text_layers(self) -> tuple[Sequence[DraftLayer], RMSNorm] | None:
+        return ([self.prefix], self.norm) if self.config.prefix else None
+
     def stage(self, depth: int) -> HeadStage | None:
-        if self.config.prefix or not self.config.grounded:
+        if not self.config.grounded:
             return None
         it: Any = self.depths[depth]
         return HeadStage([block.linear for block in it.blocks], (it.straight, it.bent), sees=True)

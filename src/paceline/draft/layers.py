@@ -1,5 +1,7 @@
 """Decoder layers of heads: one module for training, over whole texts, and for an engine, over rows in a pool."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -8,9 +10,54 @@ from torch import Tensor, nn
 
 from paceline.attend import Attend
 from paceline.core.rows import Rows
+from paceline.model import pages
 from paceline.model.blocks import Rotary, rotate_
+from paceline.model.decoder import unpacked
 from paceline.model.linear import Packing
 from paceline.model.spec import Rope
+
+
+@dataclass(frozen=True, slots=True)
+class HeadStage:
+    """One depth of a head that is nothing but this: y = straight z + SiLU(bent z) of the `inputs`, or y = z; then
+    y = y + SiLU(W y) for each block W. z is the hidden state; with `sees`, and behind it the embeddings of the root and
+    of all tokens down to the node."""
+
+    blocks: Sequence[nn.Module]
+    inputs: tuple[nn.Module, nn.Module] | None = None
+    sees: bool = False
+
+
+class KvPool:
+    """Keys and values of a head's layers, by slot."""
+
+    def __init__(self, layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        self.sizes, self.dtype = (layers, kv_heads, head_dim), dtype
+
+    def allocate(self, blocks: int, block_size: int) -> Tensor:
+        """The pool [layers, 2, kv_heads, blocks, block_size, head_dim], as attention takes it."""
+        layers, kv_heads, head_dim = self.sizes
+        shape = (layers, 2, kv_heads, blocks, block_size, head_dim)
+        pool = pages.tensor(shape, self.dtype, torch.device("cpu"))
+        self.slots = pool.view(layers, 2, kv_heads, blocks * block_size, head_dim)
+        return pool
+
+    def move(self, source: list[int], target: list[int]) -> None:
+        if source:
+            self.slots.index_copy_(3, torch.tensor(target), self.slots.index_select(3, torch.tensor(source)))
+
+    def read(self, slots: list[int]) -> bytes:
+        return bytes_of(self.slots.index_select(3, torch.tensor(slots, dtype=torch.int64)))
+
+    def write(self, slots: list[int], packed: bytes) -> None:
+        layers, kv_heads, head_dim = self.sizes
+        shape = (layers, 2, kv_heads, len(slots), head_dim)
+        self.slots.index_copy_(3, torch.tensor(slots, dtype=torch.int64), unpacked(packed, shape, self.dtype))
+
+
+def bytes_of(part: Tensor) -> bytes:
+    packed: Any = part.contiguous().view(torch.uint8).numpy()
+    return bytes(packed.tobytes())
 
 
 class Attending(Protocol):

@@ -24,9 +24,9 @@ from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
 from paceline.draft.dyspec import DySpec
-from paceline.draft.feature import layer_spec
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.draft.native_layers import layer_spec
 from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward, Norm, Rotary, rotate_
 from paceline.model.linear import Linear, Packing, plain

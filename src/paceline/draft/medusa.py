@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from paceline.draft import DRAFTERS
 from paceline.draft.grow import HeadDrafter, offers
-from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig, HeadStage
+from paceline.draft.head import HEADS, Head, HeadCard, HeadConfig
+from paceline.draft.layers import HeadStage
 
 
 class ResBlock(nn.Module):

@@ -24,6 +24,7 @@ from paceline.core.proposer import Proposer
 from paceline.core.registry import Offers, Runs
 from paceline.core.result import Result
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, Running, View
+from paceline.draft.apart import Apart
 from paceline.draft.merge_runs import MergedProposer
 from paceline.draft.records import TRY, DrafterRecord, tells
 
@@ -90,7 +91,7 @@ class Merged:
         parts, self.always_asked = card(name).parts, card(name).always_asked
         self.parts: dict[str, Drafter] = {part: DRAFTERS.get(part)(host) for part in parts}
         self.laws = {part: next(law for law in LAWS if law in DRAFTERS.card(part).laws) for part in parts}
-        self.records = {part: DrafterRecord() for part in parts}
+        self.records = Apart(lambda: {part: DrafterRecord() for part in parts})
         self.models = {part for part in parts if DRAFTERS.card(part).group is not None}
         """Parts that run a draft model."""
         self.joined = sorted(parts, key=lambda part: part not in self.models)
@@ -114,7 +115,7 @@ class Merged:
                 memories[ask.place].beside[part] = expected[ask.place]
                 drafted = counts.get(ask.place, 0)
                 left[ask.place] -= drafted
-                expected[ask.place] = max(expected[ask.place], self.records[part].expected(drafted))
+                expected[ask.place] = max(expected[ask.place], self.records.of(ask.request)[part].expected(drafted))
         out, places = union([forests[part] for part in self.joined])
         for part, where in zip(self.joined, places):
             for i, node in where.items():
@@ -138,7 +139,8 @@ class Merged:
                 return None
             parts[part] = proposer
         beaten = [memories[ask.place].beaten for ask in asks]
-        run = MergedProposer(asks, parts, self.joined, self.models, self.records, beaten, self.always_asked)
+        records = self.records.of(*(ask.request for ask in asks))
+        run = MergedProposer(asks, parts, self.joined, self.models, records, beaten, self.always_asked)
         for memory in memories.values():
             memory.asked, memory.nodes, memory.run = {}, {}, run
         return run
@@ -156,7 +158,7 @@ class Merged:
     def _ask(self, part: str, ask: Ask, left: int, expected: float, memory: MergeMemory) -> Ask:
         """What a part is asked; no nodes if the ones before it are expected to do as well."""
         nodes, row = max(left, ask.item.nodes // 2), ask.item.min_chance.row if ask.item.min_chance else 0.0
-        brings = self.records[part].promised(ask.item.nodes, row)
+        brings = self.records.of(ask.request)[part].promised(ask.item.nodes, row)
         waited = ask.request.round - memory.beaten.get(part, -TRY)
         wanted = expected < brings or waited >= TRY or part == next(iter(self.parts))
         return ask._replace(item=ask.item._replace(nodes=nodes if wanted else 0), law=self.laws[part])
@@ -172,7 +174,7 @@ class Merged:
                 results[part][ask.place] = replace(view.results[ask.place], accepted={part: kept})
                 if not (asked := memory.asked.get(part, 0)):
                     continue
-                self.records[part].count(asked, len(own), len(kept), part in self.models)
+                self.records.of(ask.request)[part].count(asked, len(own), len(kept), part in self.models)
                 if len(kept) <= memory.beside[part]:
                     memory.beaten[part] = ask.request.round
                 if part == self.always_asked and tells(ask.request.round):

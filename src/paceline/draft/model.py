@@ -20,6 +20,7 @@ from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import Rows, RowsBuilder
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host, View
+from paceline.draft.apart import Apart
 from paceline.native.structs import CChains, addresses, integers_in, reals_in
 from paceline.sample.sampler import Sampler
 
@@ -54,7 +55,7 @@ class Chains(Protocol):
 
 
 class SampledChances:
-    """How often a sampled token is kept once the ones above it are, by temperature, over all requests."""
+    """How often a sampled token is kept once the ones above it are, by temperature, over a tenant's requests."""
 
     def __init__(self) -> None:
         self.counts: dict[float, tuple[float, float]] = {}
@@ -158,7 +159,7 @@ class ModelDrafter:
     def __init__(self, host: Host) -> None:
         self.model, self.sampler, self.chunk = host.model(DRAFT), host.sampler, host.chunk
         self.chain = cast(Chains, self.model).chain if "chain" in self.model.abilities else None
-        self.sampled = SampledChances()
+        self.sampled = Apart(SampledChances)
 
     def begin(self, ask: Ask, reach: int) -> Growing:
         return Growing(ask, reach)
@@ -215,7 +216,15 @@ class ModelDrafter:
         keys = [[g.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
         worth = [(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g, _ in warm]
         temperatures = [t for _, t in warm]
-        drawn = self.chain(rows, most, temperatures, keys, worth, self.sampled.of(temperatures), SHARP)
+        drawn = self.chain(
+            rows,
+            most,
+            temperatures,
+            keys,
+            worth,
+            self.sampled.of(*(g.ask.request for g, _ in warm)).of(temperatures),
+            SHARP,
+        )
         for (g, _), tokens in zip(warm, drawn):
             g.tokens, g.reach, g.chance = tokens, g.known + max(0, len(tokens) - 1), 0.0
 
@@ -271,7 +280,7 @@ class ModelDrafter:
         if temperature := ask.request.params.temperature:
             for _, depth, each in view.results[ask.place].heard():
                 if max(each.offered, default=0) == 1:  # nobody else drafted, too
-                    self.sampled.learn(temperature, depth, len(each.offered))
+                    self.sampled.of(ask.request).learn(temperature, depth, len(each.offered))
 
     def learn(self, view: View) -> None:
         """Keep the K/V of accepted drafts: the frontier follows the text as far as it was computed (the last drafted
@@ -292,7 +301,7 @@ class ChainProposer:
     sampler: Sampler
     growing: Sequence[Growing]
     """One for each text."""
-    sampled: SampledChances = field(default_factory=SampledChances)
+    sampled: Apart[SampledChances] = field(default_factory=lambda: Apart(SampledChances))
 
     @property
     def texts(self) -> list[int]:
@@ -357,7 +366,8 @@ class ChainProposer:
         model, behind, held = cast(Chains, self.model).drafting(rows, room)
         least = reals_in([(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g in self.growing])
         nodes, reach = integers_in(self.nodes), integers_in([g.reach for g in self.growing])
-        chance = self.sampled.of([self.sampler.temperature(g.ask.request) or 0.0 for g in self.growing])
+        requests = [g.ask.request for g in self.growing]
+        chance = self.sampled.of(*requests).of([self.sampler.temperature(request) or 0.0 for request in requests])
         state = CChains(ctypes.pointer(model), ctypes.pointer(behind), *addresses(nodes, least, reach), chance, SHARP)
 
         def done() -> None:
@@ -393,10 +403,11 @@ def lacking(growing: Sequence[Behind]) -> Rows:
     return builder.build()
 
 
-def confidence(drawing: Sequence[Growing], scores: Tensor, sampled: SampledChances) -> list[float]:
+def confidence(drawing: Sequence[Growing], scores: Tensor, sampled: Apart[SampledChances]) -> list[float]:
     """The chance of each drawn token to be kept: the draft model's own confidence where the request is greedy, else how
     often sampled ones were."""
-    chances = [sampled.of([g.ask.request.params.temperature or 0.0]) for g in drawing]
+    requests = [g.ask.request for g in drawing]
+    chances = [sampled.of(it).of([it.params.temperature or 0.0]) for it in requests]
     greedy = [i for i, g in enumerate(drawing) if g.ask.request.params.greedy]
     if greedy:
         for i, q in zip(greedy, (scores[greedy] / SHARP).softmax(-1).amax(-1).tolist()):

@@ -12,6 +12,7 @@ entropy on draws is, in the mean, its forward KL. The model's own weights never 
 drafted, never what is said; but how far it came in a given time is not repeatable.
 """
 
+import atexit
 import threading
 import time
 import weakref
@@ -32,6 +33,8 @@ EPOCHS = 4
 """How often a row is learned from, on average: a stream that is short is not learned by heart."""
 LOOK_DECAY = 0.9
 """What earlier looks at new rows count for, from look to look."""
+STOP_S = 10.0
+"""Longest wait for a step at the end of the process."""
 IDLE_LOOK_S = 0.02
 """Seconds between looks while there is nothing to learn from."""
 
@@ -123,15 +126,29 @@ def learn(adapter: Adapter, share: float) -> threading.Thread:
     held = weakref.ref(adapter)
     thread = threading.Thread(target=work, args=(held, share), name="paceline-online", daemon=True)
     thread.start()
+    _learning.add(thread)
     return thread
+
+
+_learning: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+_over = threading.Event()
+"""The process ends."""
+
+
+@atexit.register
+def stop() -> None:
+    """End all of them, before the interpreter does: a thread that ends amid PyTorch's code ends the process badly."""
+    _over.set()
+    for thread in list(_learning):
+        thread.join(STOP_S)
 
 
 def work(held: "weakref.ref[Adapter]", share: float) -> None:
     torch.set_num_threads(1)
-    while (adapter := held()) is not None:
+    while not _over.is_set() and (adapter := held()) is not None:
         start = time.thread_time()
         learned = adapter.step()
         spent = time.thread_time() - start
         adapter.busy += spent
         del adapter
-        time.sleep(spent * (1 - share) / share if learned else IDLE_LOOK_S)
+        _over.wait(spent * (1 - share) / share if learned else IDLE_LOOK_S)

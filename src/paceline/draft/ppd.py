@@ -26,6 +26,7 @@ from paceline.core.errors import CheckpointError
 from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.apart import Apart
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
 from paceline.model.linear import Packing
 
@@ -212,6 +213,36 @@ class State:
     """Path of the node that each probe's chain belongs to, in the order of the probes."""
 
 
+class GuessCounts:
+    """How often the guess of each depth and rank was right, over a tenant's rounds."""
+
+    def __init__(self, first: Sequence[Sequence[float]]) -> None:
+        """`first`: chances by depth and rank before any round."""
+        self.tries = [PPD_PRIOR_ROUNDS] * len(first)
+        self.hits = [[PPD_PRIOR_ROUNDS * p for p in (*row, *[0.0] * PPD_RANKS)[:PPD_RANKS]] for row in first]
+        self.rounds, self.due, self.chances = 0, PPD_REVIEW_ROUNDS, self.counted()
+
+    def counted(self) -> Chances:
+        """The chances as they are now, never rising by rank, so that trees hold the first guesses."""
+        out = []
+        for hits, tries in zip(self.hits, self.tries):
+            row = sorted((min(0.999, max(1e-4, round(hit / tries, 4))) for hit in hits), reverse=True)
+            out.append(tuple(row))
+        return tuple(out)
+
+    def count(self, guesses: Sequence[Sequence[int]], tokens: Sequence[int]) -> None:
+        """Which rank was right at each depth, as long as all before were right in some rank."""
+        for depth, (row, token) in enumerate(zip(guesses, tokens)):
+            self.tries[depth] += 1
+            if token not in row:
+                break
+            self.hits[depth][row.index(token)] += 1
+        self.rounds += 1
+        if self.rounds >= self.due:
+            self.due *= 2
+            self.chances = self.counted()
+
+
 @DRAFTERS.register(
     PPD,
     Offers(
@@ -226,25 +257,12 @@ class Ppd:
         assert "lend" in target.abilities, "the target takes no embeddings of others"
         self.first = cast(Lends, target).lend(self.prompts.table)
         self.m = len(self.prompts.table)
-        self.tries = [PPD_PRIOR_ROUNDS] * self.m
-        self.hits = [
-            [PPD_PRIOR_ROUNDS * chance for chance in (*row, *[0.0] * PPD_RANKS)[:PPD_RANKS]]
-            for row in self.chances_given()
-        ]
-        self.rounds, self.due, self.chances = 0, PPD_REVIEW_ROUNDS, self.counted()
+        self.counts = Apart(lambda: GuessCounts(self.chances_given()))
 
     def chances_given(self) -> Sequence[Sequence[float]]:
         return self.prompts.chances or [
             [0.4 * 0.7**j / (rank + 1) ** 1.5 for rank in range(PPD_RANKS)] for j in range(self.m)
         ]
-
-    def counted(self) -> Chances:
-        """The chances as they are now, never rising by rank, so that trees hold the first guesses."""
-        out = []
-        for hits, tries in zip(self.hits, self.tries):
-            row = sorted((min(0.999, max(1e-4, round(hit / tries, 4))) for hit in hits), reverse=True)
-            out.append(tuple(row))
-        return tuple(out)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
         forest = Forest()
@@ -259,8 +277,9 @@ class Ppd:
         """Candidates, then chains: a panel's cut takes chains first."""
         nodes, known = ask.item.nodes, min(len(state.guesses), self.m, ask.item.depth)
         price = PRICE if ask.item.min_chance is None else ask.item.min_chance.row
-        rows = size(self.chances, nodes, price)
-        trees = plan(self.chances, rows)[1] if rows else ()
+        chances = self.counts.of(ask.request).chances
+        rows = size(chances, nodes, price)
+        trees = plan(chances, rows)[1] if rows else ()
         tree: Sparse = trees[known - 1] if trees and known else (((), min(self.m, nodes)),)
         places: dict[Ranks, int] = {(): ROOT}
         for path, _ in tree:
@@ -282,21 +301,9 @@ class Ppd:
                 continue
             nodes = view.accepted(ask)
             path = state.path[nodes[-1]] if nodes else ()
-            self.count(state, result.tokens)
+            self.counts.of(ask.request).count(state.guesses, result.tokens)
             mine = [i for i, of in enumerate(state.probes) if of == path and logits is not None and i < len(logits)]
             state.guesses = [] if logits is None else guesses(logits[mine])
-
-    def count(self, state: State, tokens: Sequence[int]) -> None:
-        """Which rank was right at each depth, as long as all before were right in some rank."""
-        for depth, (row, token) in enumerate(zip(state.guesses, tokens)):
-            self.tries[depth] += 1
-            if token not in row:
-                break
-            self.hits[depth][row.index(token)] += 1
-        self.rounds += 1
-        if self.rounds >= self.due:
-            self.due *= 2
-            self.chances = self.counted()
 
 
 def guesses(logits: Tensor) -> list[list[int]]:

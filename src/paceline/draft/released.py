@@ -8,6 +8,7 @@ the weights: `medusa_lm_head.pt` or `hydra_lm_head.pt`, or the same as safetenso
              prefix_embeding_layer.layers.0.*, prefix_embeding_layer.norm.weight
 """
 
+import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,10 +18,22 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.draft.companion import CONFIG
 
 RELEASED_METHODS = ("medusa", "hydra")
 HEAD_DIM = 128
 """Head dimension of the models that Hydra's released prefix layers were made for."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """config.json as it is. Raises CheckpointError."""
+    try:
+        config = json.loads((path / CONFIG).read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path / CONFIG} cannot be read ({error}); give the directory of a head.") from None
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path / CONFIG} does not hold a JSON object; restore it from its source.")
+    return config
 
 
 def released(config: Mapping[str, Any]) -> str | None:

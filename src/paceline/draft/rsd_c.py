@@ -32,7 +32,7 @@ def branching(nodes: int, rates: tuple[float, ...]) -> tuple[int, ...]:
 )
 class RsdC(MeasuredTree):
     def plant(self, tree: Tree) -> None:
-        tree.memo = branching(tree.ask.item.nodes, self.rates)
+        tree.memo = branching(tree.ask.item.nodes, self.rates(tree))
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         level = tree.below(next(iter(laws))) - 1

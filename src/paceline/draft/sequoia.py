@@ -3,11 +3,12 @@
 `rates[b]` is the chance that the child drawn b-th is the accepted one, given that its parent was.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache
 
 from paceline.core.forest import ROOT, Law
 from paceline.draft import DRAFTERS, Host
+from paceline.draft.apart import Apart
 from paceline.draft.tree import Laws, Tree, TreeDrafter, offers
 
 SEQUOIA_WIDTH, SEQUOIA_DEPTH = 6, 16
@@ -59,22 +60,18 @@ def best(nodes: int, depth: int, rates: tuple[float, ...]) -> Shape:
     return build(max(range(nodes + 1), key=lambda n: most(n, depth)[0]), depth)
 
 
-class MeasuredTree(TreeDrafter):
-    """A builder whose shape follows the acceptance by rank, measured on the engine's own rounds, over all requests. The
-    shape changes between rounds only."""
+class MeasuredRanks:
+    """The acceptance by rank, measured on rounds. `rates` change between rounds only."""
 
-    width = SEQUOIA_WIDTH
-    rates: tuple[float, ...] = SEQUOIA_PRIOR
-
-    def __init__(self, host: Host) -> None:
-        super().__init__(host)
+    def __init__(self) -> None:
+        self.rates: tuple[float, ...] = SEQUOIA_PRIOR
         self.hits = [SEQUOIA_PRIOR_ROUNDS * p for p in SEQUOIA_PRIOR]
         self.tries = [SEQUOIA_PRIOR_ROUNDS * (1 - sum(SEQUOIA_PRIOR[:b])) for b in range(SEQUOIA_WIDTH)]
         self.due = 2 * SEQUOIA_PRIOR_ROUNDS
 
-    def observe(self, tree: Tree, path: list[int]) -> None:
+    def observe(self, examined: Iterable[tuple[int, int, bool]]) -> None:
         """Count, at every place that was reached, the children up to the accepted one as tried."""
-        for _, rank, hit in tree.examined(path):
+        for _, rank, hit in examined:
             self.tries[rank] += 1
             self.hits[rank] += hit
         if self.tries[0] >= self.due:  # rates grow finer as they change less
@@ -82,12 +79,28 @@ class MeasuredTree(TreeDrafter):
             self.rates = rates(self.hits, self.tries)
 
 
+class MeasuredTree(TreeDrafter):
+    """A builder whose shape follows the acceptance by rank, measured on the rounds of a tenant's requests."""
+
+    width = SEQUOIA_WIDTH
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.measured = Apart(MeasuredRanks)
+
+    def rates(self, tree: Tree) -> tuple[float, ...]:
+        return self.measured.of(tree.ask.request).rates
+
+    def observe(self, tree: Tree, path: list[int]) -> None:
+        self.measured.of(tree.ask.request).observe(tree.examined(path))
+
+
 @DRAFTERS.register(
     "sequoia", offers("the best fixed tree for the measured acceptance", Law.SHARED_NOISE, Law.WITHOUT_REPLACEMENT)
 )
 class Sequoia(MeasuredTree):
     def plant(self, tree: Tree) -> None:
-        tree.memo = {ROOT: best(tree.ask.item.nodes, SEQUOIA_DEPTH, self.rates)}
+        tree.memo = {ROOT: best(tree.ask.item.nodes, SEQUOIA_DEPTH, self.rates(tree))}
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         return shaped(tree, laws)

@@ -72,13 +72,13 @@ class Swift(TreeDrafter):
         self.scratch = host.scratch
         self.width_of_choice = max(0, 2 * (inputs(self.model.places) - 2))
         self.count = min(self.width_of_choice, max(1, int(self.width_of_choice * self.ratio)))
-        self.tasks: OrderedDict[object, Search] = OrderedDict()
+        self.tasks: OrderedDict[tuple[str, object], Search] = OrderedDict()
 
     def search(self, request: Request) -> Search:
-        """That of the request's task; a new one begins with the set that was used last, unscored."""
-        key = task(request)
+        """That of the request's task; a new one begins with the set that its tenant used last, unscored."""
+        key = request.extra_key, task(request)
         if key not in self.tasks:
-            latest = next(reversed(self.tasks.values()), None)
+            latest = next((it for (whose, _), it in reversed(self.tasks.items()) if whose == key[0]), None)
             start = latest.best if latest else spread(self.width_of_choice, self.count)
             self.tasks[key] = Search(start, self.count, seed=len(request.prompt))
             if len(self.tasks) > TASKS:

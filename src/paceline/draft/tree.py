@@ -197,10 +197,14 @@ class TreeDrafter:
         if {law_of(ask) for ask in asks} != {Law.POINT} or lacks > self.chunk:
             return None
         trees = [Tree(ask, ask.txn.lease.frontier[self.group], Law.POINT) for ask in asks]
-        proposer = TreeProposer(self, trees, [ask.item for ask in asks])
+        proposer = self.proposer(trees)
         for place, ask in enumerate(asks):
             view.slots[ask.request.id] = (proposer, place)
         return proposer
+
+    def proposer(self, trees: list[Tree]) -> "TreeProposer":
+        """What grows these trees between the passes of a run."""
+        return TreeProposer(self, trees, [tree.ask.item for tree in trees])
 
     def table(self, proposer: "TreeProposer") -> ProposerTable | None:
         """What drafts natively in the place of a proposer of this drafter; None: nothing does."""

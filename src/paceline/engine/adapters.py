@@ -1,10 +1,12 @@
 """Adapters of an engine by name: loaded, used, replaced and unloaded while requests run.
 
     read (any thread) ─▶ enter (engine's thread) ─▶ use, at a request's arrival ─▶ hold until it has ended ─▶ idle
+                                                     └▶ waiting, while others in use leave no room for it
 
 A request keeps the version that it began with: an adapter that is unloaded or replaced under its name leaves memory
 with its last request. Where there are too many, idle ones leave memory, the one unused for longest first; their names
-stay, and the next request reads them again.
+stay, and the next request reads them again. Where all are in use, a request waits and has not arrived yet, as far as
+decisions see: its turn comes when another adapter is idle.
 """
 
 import logging
@@ -13,13 +15,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.core.errors import CapacityError, InputError, RefusalError
+from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
 from paceline.core.request import Request
 from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
 
 log = logging.getLogger("paceline")
 MOST_ADAPTERS = 1000
 """Largest `max_loras`."""
+ADAPTER_PATIENCE_S = 2.0
+"""Wait for room after which requests for adapters that are in memory wait, too, in the order of their arrival."""
 ADAPTER_KEY = "\x1flora:"
 """Between a tenant and the digest of an adapter, in the name under which K/V is kept. No tenant's name has it."""
 
@@ -31,6 +35,10 @@ class TableOfSlots(Protocol):
 
     def install(self, slot: int, weights: LoraWeights) -> int: ...
     def remove(self, slot: int) -> None: ...
+
+
+class AdapterWaitError(CapacityError):
+    """Others in use leave no room for an adapter now."""
 
 
 @dataclass(eq=False, slots=True)
@@ -45,6 +53,8 @@ class LoadedAdapter:
     """0: it is not in memory."""
     users: set[object] = field(default_factory=set)
     """Ids of the requests that are computed with it, and embeddings."""
+    waiters: set[int] = field(default_factory=set)
+    """Ids of the requests that wait for room for it."""
     used: int = 0
     """When a request last began with it, in arrivals."""
 
@@ -60,6 +70,10 @@ class Adapters:
         self.named: dict[str, LoadedAdapter] = {}
         self.leaving: list[LoadedAdapter] = []
         """Versions that were unloaded or replaced while requests used them."""
+        self.waiting: list[Request] = []
+        """Requests without room for their adapter, the longest first."""
+        self._wanted: dict[int, LoadedAdapter] = {}
+        """What each of them waits for: also when it is unloaded meanwhile."""
         self.loads = self.unloads = 0
         self._uses = 0
 
@@ -93,14 +107,18 @@ class Adapters:
             raise InputError(f"The adapter {name!r} is loaded already; unload it first, or load it in place.")
 
     def enter(self, name: str, path: Path, weights: LoraWeights, replace: bool = False) -> None:
-        """Serve an adapter under this name. CapacityError without room; nothing has changed then."""
+        """Serve an adapter under this name; where those in use leave no room, its first request reads it. CapacityError
+        where there is never room; nothing has changed then."""
         self.check_name(name, replace)
         known = self.named.get(name)
         if known is not None and known.digest == weights.digest:
             known.path = path
             return
         made = LoadedAdapter(name, path, weights.digest, weights.rank)
-        self._install(made, weights)
+        try:
+            self._install(made, weights)
+        except AdapterWaitError:
+            made.slot = 0
         if known is not None:
             self.remove(name)
         self.named[name] = made
@@ -110,29 +128,64 @@ class Adapters:
         if name not in self.named:
             raise InputError(f"There is no adapter {name[:100]!r} here.")
         gone = self.named.pop(name)
-        if gone.users:
+        if gone.users or gone.waiters:
             self.leaving.append(gone)
         else:
             self._evict(gone)
         self.unloads += 1
 
-    def key(self, tenant: str, name: str) -> tuple[str, str, int]:
+    def key(self, tenant: str, name: str, now: float | None = None) -> tuple[str, str, int]:
         """(name of K/V, digest, slot) for a request that arrives; ("tenant", "", 0) without an adapter. InputError for
-        an adapter that is not here, CapacityError where others in use leave no room for it."""
+        an adapter that is not here. Where others leave no room for it, AdapterWaitError; with `now`, the slot is 0: the
+        request must wait, then as when others have waited for long."""
         if not name:
             return tenant, "", 0
         found = self.named.get(name)
         if found is None:
             known = ", ".join(sorted(self.named)) or "none"
             raise InputError(f"There is no adapter {name[:100]!r} here; known: {known}.")
-        return self._ready(found, tenant)
+        if now is not None and self._late(now):
+            return kv_name(tenant, found.digest), found.digest, 0
+        try:
+            return self._ready(found, tenant)
+        except AdapterWaitError:
+            if now is None:
+                raise
+            return kv_name(tenant, found.digest), found.digest, 0
+
+    def _late(self, now: float) -> bool:
+        """Has somebody waited for long?"""
+        return bool(self.waiting) and now - self.waiting[0].arrival > ADAPTER_PATIENCE_S
+
+    def seated(self, now: float) -> list[Request]:
+        """Waiting requests that have their adapter now, or whose adapter cannot be had any more, which have ended."""
+        found = list[Request]()
+        for request in list(self.waiting):
+            try:
+                request.extra_key, request.adapter, request.adapter_slot = self._ready(
+                    self._wanted[request.id], request.params.tenant
+                )
+            except AdapterWaitError:
+                if self._late(now):
+                    break
+                continue
+            except PacelineError as error:
+                log.warning("Request %d cannot have its adapter any more: %s", request.id, error)
+                request.finish, request.error = "error", str(error)
+            self.hold(request)
+            self._leave_line(request)
+            found.append(request)
+        return found
 
     def by_digest(self, digest: str, tenant: str) -> int:
         """The slot of an adapter for a request that comes from elsewhere. InputError where it is not here."""
         found = next((each for each in (*self.named.values(), *self.leaving) if each.digest == digest), None)
         if found is None:
             raise InputError(f"The parked request needs the adapter with digest {digest[:32]}; load it first.")
-        return self._ready(found, tenant)[2]
+        try:
+            return self._ready(found, tenant)[2]
+        except AdapterWaitError:
+            return 0
 
     def _ready(self, found: LoadedAdapter, tenant: str) -> tuple[str, str, int]:
         if not found.slot:
@@ -143,12 +196,24 @@ class Adapters:
             self._install(found, weights)
         self._uses += 1
         found.used = self._uses
-        return f"{tenant}{ADAPTER_KEY}{found.digest}", found.digest, found.slot
+        return kv_name(tenant, found.digest), found.digest, found.slot
 
     def hold(self, request: Request) -> None:
-        """A request was admitted."""
+        """A request was admitted, or has its adapter now."""
         if request.adapter_slot:
             self._of(request.adapter_slot).users.add(request.id)
+        elif request.adapter and request.id not in self._wanted:
+            every = (*self.named.values(), *self.leaving)
+            self._wanted[request.id] = mine = next(each for each in every if each.digest == request.adapter)
+            mine.waiters.add(request.id)
+
+    def _leave_line(self, request: Request) -> None:
+        """A request waits no more."""
+        if request in self.waiting:
+            self.waiting.remove(request)
+        if (mine := self._wanted.pop(request.id, None)) is not None:
+            mine.waiters.discard(request.id)
+            self._part(mine)
 
     def lend(self, name: str, user: object) -> int:
         """The slot of an adapter, held for `user` until `give_back`; 0 without a name. Raises as `key`."""
@@ -159,6 +224,7 @@ class Adapters:
 
     def release(self, request: Request) -> None:
         """A request has ended."""
+        self._leave_line(request)
         self.give_back(request.adapter_slot, request.id)
 
     def give_back(self, slot: int, user: object) -> None:
@@ -167,9 +233,13 @@ class Adapters:
             return
         mine = self._of(slot)
         mine.users.discard(user)
-        if mine in self.leaving and not mine.users:
-            self.leaving.remove(mine)
-            self._evict(mine)
+        self._part(mine)
+
+    def _part(self, it: LoadedAdapter) -> None:
+        """Let go of a version that was unloaded, once nobody uses it or waits for it."""
+        if it in self.leaving and not it.users and not it.waiters:
+            self.leaving.remove(it)
+            self._evict(it)
 
     def _of(self, slot: int) -> LoadedAdapter:
         return next(each for each in (*self.named.values(), *self.leaving) if each.slot == slot)
@@ -194,7 +264,8 @@ class Adapters:
     def _make_room(self, here: list[LoadedAdapter], name: str, why: str) -> LoadedAdapter:
         idle = [each for each in here if not each.users]
         if not idle:
-            raise CapacityError(
+            kind = AdapterWaitError if here else CapacityError
+            raise kind(
                 f"There is no room for the adapter {name!r}: {why}; try again later, or raise max_loras or lora_memory."
             )
         oldest = min(idle, key=lambda each: each.used)
@@ -205,6 +276,11 @@ class Adapters:
         if it.slot:
             self.table.remove(it.slot)
             it.slot = 0
+
+
+def kv_name(tenant: str, digest: str) -> str:
+    """Under what K/V that is computed with an adapter is kept."""
+    return f"{tenant}{ADAPTER_KEY}{digest}"
 
 
 def adapters_of(named: Mapping[str, str | Path] | Sequence[str]) -> dict[str, Path]:

@@ -2,6 +2,7 @@
 is online with another mailbox."""
 
 import asyncio
+import atexit
 import logging
 import queue
 import threading
@@ -11,16 +12,19 @@ from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
+from weakref import WeakSet
 
 from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
+from paceline.engine.adapters import AdapterWaitError
 from paceline.engine.door import DOOR, DoorTicket, Trip
 from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
+from paceline.engine.posting import done, fail, post
 from paceline.engine.pulse import Pulse
 from paceline.engine.totals import Snapshot
 from paceline.engine.travel import enter, leave
@@ -34,6 +38,8 @@ T = TypeVar("T")
 log = logging.getLogger("paceline")
 PUBLISH_S = 0.05
 """A busy engine's snapshot is no older than this and a step."""
+EXIT_S = 20.0
+"""Longest wait for an engine thread at the end of the process."""
 
 
 class Beside(Protocol):
@@ -105,7 +111,7 @@ class Subscription:
         self._post(self.chunks.put_nowait, item)
 
     def _post(self, function: Callable[..., object], *args: object) -> None:
-        self.orphaned |= not _post(self._loop, function, *args)
+        self.orphaned |= not post(self._loop, function, *args)
 
     def news(self) -> bool:
         """Send what is new; True while samples are unfinished."""
@@ -158,6 +164,7 @@ class AsyncLLM:
         self._pulse = Pulse()
         built: Future[None] = Future()
         make = partial(LLM, model, draft, drafter, **options)
+        _open.add(self)
         self._thread = threading.Thread(target=self._run, args=(make, built), name="paceline-engine", daemon=True)
         self._thread.start()
         built.result()
@@ -261,13 +268,13 @@ class AsyncLLM:
                 for request in requests:
                     self._end(request)
                 if ticket is not None:
-                    _post(loop, ticket.refused)
-                _post(loop, _settle, future, None, error)
+                    post(loop, ticket.refused)
+                post(loop, fail, future, error)
                 return
             subscription = Subscription(requests, loop, ticket, arrived, whole)
             entered.append(subscription)
             self._live.append(subscription)
-            _post(loop, _settle, future, subscription, None)
+            post(loop, done, future, subscription)
 
         def leave() -> None:
             for subscription in entered:
@@ -310,7 +317,12 @@ class AsyncLLM:
 
         Raises InputError or CapacityError, and RuntimeError when the engine is closed or dead."""
         ids = [self.llm.ids(text) for text in texts]
-        job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling, adapter))
+        while True:
+            try:
+                job = await self.call(lambda: Embedding(self.llm.engine, ids, pooling, adapter))
+                break
+            except AdapterWaitError:  # others hold all places for adapters
+                await asyncio.sleep(0.02)
         try:
             while not job.done:
                 try:
@@ -339,9 +351,9 @@ class AsyncLLM:
                     raise RuntimeError("The engine thread died.") from self._death
                 result = work()
             except BaseException as error:
-                _post(loop, _fail, future, error)
+                post(loop, fail, future, error)
             else:
-                _post(loop, _done, future, result)
+                post(loop, done, future, result)
 
         self._inbox.put(run if whose is None else lambda: self._turns.add(whose, run))
         if self._death is not None:
@@ -447,6 +459,7 @@ class AsyncLLM:
     def close(self, timeout: float | None = None) -> None:
         """Stop the engine thread; unfinished requests are aborted. After `timeout` seconds a step that does not end is
         left to the end of the process."""
+        _open.discard(self)
         self._closed = True
         self._inbox.put(None)
         self._thread.join(timeout)
@@ -471,30 +484,15 @@ class AsyncLLM:
         await asyncio.to_thread(self.close)
 
 
-def _post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> bool:
-    """Call `function` in the loop's thread; False when the loop is closed, which is no reason for an engine to die."""
-    try:
-        loop.call_soon_threadsafe(function, *args)
-    except RuntimeError:
-        return False
-    return True
+_open: "WeakSet[AsyncLLM]" = WeakSet()
+"""Engines that were not closed yet."""
 
 
-def _done(future: "asyncio.Future[T]", result: T) -> None:
-    if not future.cancelled():
-        future.set_result(result)
-
-
-def _fail(future: "asyncio.Future[Any]", error: BaseException) -> None:
-    if not future.cancelled():
-        future.set_exception(error)
-
-
-def _settle(future: "asyncio.Future[Subscription]", value: Subscription | None, error: BaseException | None) -> None:
-    """Complete a future that its caller may have given up."""
-    if future.cancelled():
-        return
-    if error is not None:
-        future.set_exception(error)
-    elif value is not None:
-        future.set_result(value)
+@atexit.register
+def _close_all() -> None:
+    """Close what was left open: a thread that the end of the interpreter meets amid C++ ends the process badly."""
+    for each in list(_open):
+        try:
+            each.close(EXIT_S)
+        except Exception:  # it was not built to the end, or is dead
+            log.debug("An engine could not be closed at the end of the process.", exc_info=True)

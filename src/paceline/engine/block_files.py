@@ -1,6 +1,6 @@
 """Blocks of K/V as files: one for each, by its name. What is found there is looked at as input is.
 
-    DIR/blocks/<name>.kv   magic and version (8) | length of the header (8) | header, JSON | the groups' bytes | CRC-32
+    DIR/blocks/<name>.kv   see block_format.py
     DIR/lock               held by whichever process writes, so that several processes may share a directory
 
 A file is written next to its place and renamed when whole: a crash loses the block in the making. Its time of change is
@@ -8,12 +8,9 @@ that of its last use, so the order in which blocks go survives a restart.
 """
 
 import fcntl
-import json
 import logging
 import os
 import stat
-import struct
-import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,10 +20,19 @@ from time import monotonic, sleep
 
 from paceline.cache.eviction import LRU, Eviction
 from paceline.core.errors import InputError
+from paceline.engine.block_format import (
+    BlockParts,
+    DamagedBlockFile,
+    StoredPart,
+    distrust,
+    distrust_parent,
+    packed,
+    read_file,
+    read_header,
+    stored,
+)
 
 log = logging.getLogger("paceline")
-BLOCK_FILE_MAGIC = b"PACEKV\x00\x01"
-"""The last byte is the format's version."""
 BLOCK_FILE_SUFFIX, PARTIAL_SUFFIX = ".kv", ".part"
 DISK_FREE_BYTES = 256 << 20
 """What stays free on the disk."""
@@ -34,16 +40,8 @@ DISK_LOCK_S = 2.0
 """Longest wait for another process that writes."""
 DISK_PAUSE_S = 30.0
 """Pause of all writing after a disk refused."""
-BlockParts = Mapping[str, tuple[str, bytes]]
-"""{group: (form, bytes)} of a block."""
-StoredPart = tuple[str, str, bytes]
-"""(group, form, bytes). A group may come in several forms: those of engines with other drafts."""
 MOST_FILE_PARTS = 6
 """Parts that a file keeps; those that were written last stay."""
-
-
-class DamagedBlockFile(Exception):
-    """A file is not what it should be."""
 
 
 class BlockFiles:
@@ -210,6 +208,21 @@ class BlockFiles:
         self._enter(name, len(data))
         return True
 
+    def fit(self) -> None:
+        """Let blocks go until the directory is within its limit, which may be smaller than it was."""
+        try:
+            with self.alone(), self._mutex:
+                if self._changed() != self._seen:
+                    self._scan()
+                if not self._make_room(0, b""):
+                    self._warn(
+                        f"Saved slots take {self._total + self._beside:,} bytes of {self.path}, more than its limit of "
+                        f"{self.limit:,}; remove files below {self.path / 'slots'}"
+                    )
+                self._seen = self._changed()
+        except (OSError, TimeoutError) as error:
+            self._warn(f"K/V in {self.path} cannot be brought down to {self.limit:,} bytes ({error})")
+
     def check_free(self, more: int) -> None:
         """OSError where this number of bytes would leave too little of the disk free."""
         if disk_usage(self.blocks).free < DISK_FREE_BYTES + more:
@@ -325,22 +338,6 @@ class BlockFiles:
             log.warning("%s.", words)
 
 
-def distrust(state: os.stat_result, kind: Callable[[int], bool] = stat.S_ISREG) -> str | None:
-    """Why what has this state is not to be used; None: it may be."""
-    if not kind(state.st_mode):
-        return "it is of another kind, or a link"
-    if state.st_uid not in (os.geteuid(), 0):
-        return "it belongs to another user"
-    return "others can write to it" if state.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
-
-
-def distrust_parent(state: os.stat_result) -> str | None:
-    """Why a directory is not to be used below one of this state; None: it may be."""
-    if state.st_mode & stat.S_ISVTX:  # nobody may rename what is another's
-        return None
-    return distrust(state, stat.S_ISDIR)
-
-
 def check_directory(path: Path, reason: str | None) -> None:
     """InputError where there is a reason against it."""
     if reason is not None:
@@ -353,93 +350,6 @@ def name_of(file: str) -> bytes | None:
     if len(file) != 32 + len(BLOCK_FILE_SUFFIX) or len(text) != 32 or set(text) - set("0123456789abcdef"):
         return None
     return bytes.fromhex(text)
-
-
-def packed(name: bytes, parts: Sequence[StoredPart]) -> bytes:
-    """A block as a file."""
-    body = b"".join([head(name, parts), *(data for *_, data in parts)])
-    return body + struct.pack("<I", zlib.crc32(body))
-
-
-def head(name: bytes, parts: Sequence[StoredPart]) -> bytes:
-    """What the file of a block begins with."""
-    groups = [[group, form, len(data)] for group, form, data in parts]
-    header = json.dumps({"name": name.hex(), "groups": groups}).encode()
-    return BLOCK_FILE_MAGIC + struct.pack("<Q", len(header)) + header
-
-
-def packed_size(name: bytes, parts: BlockParts) -> int:
-    """Bytes of the file of a block that has these parts alone."""
-    mine = [(group, form, data) for group, (form, data) in parts.items()]
-    return len(head(name, mine)) + sum(len(data) for *_, data in mine) + 4
-
-
-def parsed(data: bytes, size: int) -> tuple[str, list[tuple[str, str, int]], int]:
-    """(name, groups, where their bytes begin) of a file of this number of bytes that begins so, or DamagedBlockFile."""
-    if size < 20 or data[:8] != BLOCK_FILE_MAGIC:
-        raise DamagedBlockFile("it is cut off, or of another version")
-    (length,) = struct.unpack("<Q", data[8:16])
-    if length > min(size, len(data)) - 16:
-        raise DamagedBlockFile("its header is longer than it")
-    try:
-        header = json.loads(data[16 : 16 + length])
-        groups = [(str(group), str(form), int(count)) for group, form, count in header["groups"]]
-        name = str(header["name"])
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        raise DamagedBlockFile("its header does not parse") from None
-    if any(count < 0 for *_, count in groups) or 16 + length + sum(count for *_, count in groups) + 4 != size:
-        raise DamagedBlockFile("its lengths do not add up")
-    return name, groups, 16 + length
-
-
-def content(path: Path, most: int | None = None) -> tuple[bytes, int]:
-    """(the first `most` bytes of a file, or all; its size). It is read, not mapped: pages of a map that a disk does not
-    give end the process. DamagedBlockFile where it may not be used; OSError."""
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb", buffering=0) as file:
-        state = os.fstat(handle)
-        if reason := distrust(state):
-            raise DamagedBlockFile(reason)
-        size = state.st_size if most is None else min(most, state.st_size)
-        data = bytearray(size)
-        at, view = 0, memoryview(data)
-        while at < size and (count := file.readinto(view[at:])):
-            at += count
-    return bytes(data[:at]), state.st_size
-
-
-def read_file(
-    path: Path, name: bytes, forms: Mapping[str, str], optional: Collection[str] = ()
-) -> dict[str, bytes] | None:
-    """The bytes of these groups, of these forms; None where one that is not `optional` is not there. DamagedBlockFile,
-    or OSError."""
-    out = {group: data for group, form, data in stored(path, name) if forms.get(group) == form}
-    return out if forms.keys() - out.keys() <= {*optional} else None
-
-
-def stored(path: Path, name: bytes) -> list[StoredPart]:
-    """All parts of a block's file. DamagedBlockFile, or OSError."""
-    data, size = content(path)
-    if len(data) != size:
-        raise DamagedBlockFile("it is cut off")
-    whose, groups, at = parsed(data, size)
-    if whose != name.hex():
-        raise DamagedBlockFile("it is another block's")
-    if struct.unpack("<I", data[-4:])[0] != zlib.crc32(memoryview(data)[:-4]):
-        raise DamagedBlockFile("its checksum differs")
-    out = list[StoredPart]()
-    for group, form, count in groups:
-        out.append((group, form, data[at : at + count]))
-        at += count
-    return out
-
-
-def read_header(path: Path) -> set[tuple[str, str]]:
-    """(group, form) of all parts of a file; nothing where it cannot be used."""
-    try:
-        return {(group, form) for group, form, _ in parsed(*content(path, 1 << 16))[1]}
-    except (DamagedBlockFile, OSError, ValueError):
-        return set()
 
 
 def size_of(path: Path) -> int:

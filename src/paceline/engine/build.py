@@ -139,7 +139,7 @@ def drafting(options: Options, pair: Pair, model: Decoder, text: Text) -> dict[s
     if pair.draft is None:
         return {}
     if pair.kind not in (DRAFT, FOREIGN):
-        return dict([load_head(pair.draft, model.width, model.vocab_size, model.packing)])
+        return dict([load_head(pair.draft, model.width, model.vocab_size, model.packing, len(model.spec.layers))])
     form, theirs = form_of(options, drafts_in(options)), Text(pair.draft)
     if pair.kind == FOREIGN:
         small = load_model(pair.draft, **form)
@@ -394,11 +394,23 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
+    rest += lora_bytes(options)
     longest = spec.max_len
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)
         rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
     return MemoryModel(target, drafts, longest, options.block_size, rest)
+
+
+def lora_bytes(options: Options) -> int:
+    """Bytes that adapters may take: `lora_memory`, or those of the files that are named, of which `max_loras` at most
+    are in memory at a time. Factors in float32, which PyTorch keeps, are twice those of a file in bfloat16."""
+    if options.lora_memory is not None:
+        return parse_bytes(options.lora_memory)
+    files = [at / "adapter_model.safetensors" if at.is_dir() else at for at in adapters_of(options.lora).values()]
+    files = [file if file.is_file() else file.with_suffix(".bin") for file in files]
+    sizes = sorted((file.stat().st_size for file in files if file.is_file()), reverse=True)
+    return 2 * sum(sizes[: options.max_loras])
 
 
 def tokenizer_bytes(file: Path) -> int:

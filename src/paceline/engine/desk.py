@@ -168,7 +168,7 @@ class Desk:
     def _stop(self, preempted: Iterable[Request]) -> None:
         """They give up their leases, and wait again."""
         for request in preempted:
-            self.release(request)
+            self.release(request, again=True)
             self.running.remove(request)
             self.waiting.append(request)
             request.stats.preempted += 1
@@ -196,7 +196,7 @@ class Desk:
         blocks that are held for requests that are to come."""
         idle = chain(self.branches.holding(), (r for r in reversed(self.waiting) if r.lease is not None))
         if (request := next(idle, None)) is not None:
-            self.release(request)
+            self.release(request, again=True)
             return True
         if self.reserved:
             self.cache.close(self.reserved.pop(max(self.reserved)).lease)
@@ -396,10 +396,10 @@ class Desk:
 
     # -- the end -----------------------------------------------------------------------------------------------------
 
-    def release(self, request: Request) -> None:
-        """Give up the lease, if there is one."""
+    def release(self, request: Request, again: bool = False) -> None:
+        """Give up the lease, if there is one. `again`: the request waits, and comes back for its K/V."""
         if request.lease is not None:
-            self.cache.close(lease_of(request))
+            self.cache.close(lease_of(request), again)
             request.lease = None
 
     def leave(self, request: Request) -> None:

@@ -17,7 +17,8 @@ from time import monotonic
 
 from paceline.cache.cache import Cache
 from paceline.core.request import Request
-from paceline.engine.block_files import BlockFiles, BlockParts
+from paceline.engine.block_files import BlockFiles
+from paceline.engine.block_format import BlockParts
 from paceline.engine.desk import matchable
 from paceline.engine.kv import BlockBytes
 

@@ -19,6 +19,7 @@ from paceline.core.proposer import Proposer
 from paceline.core.registry import Offers, law_for, refusal
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, Overlapping, Running, View
+from paceline.draft.apart import MOST_TENANTS
 from paceline.engine.ahead import Windows, plant, with_rows
 from paceline.engine.compute import Computed
 from paceline.engine.config import EngineConfig
@@ -35,8 +36,6 @@ log = logging.getLogger("paceline")
 AUTO, PLAIN_DRAFTER = "auto", "none"
 TENANT = "\n"
 """Between a drafter's name and the tenant that it is kept for."""
-MOST_TENANTS = 8
-"""Tenants whose drafters are kept; those drafted for longest ago forget."""
 MOST_DRAFTERS = 256
 """Drafters and combinations of them that an engine keeps; clients name the latter."""
 

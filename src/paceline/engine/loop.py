@@ -88,6 +88,8 @@ class Engine:
         self.disk: DiskCache | None = None
         self.vocabulary: DraftVocabulary | None = None
         """Learns from the texts, if there is one."""
+        self._booked = self._unbooked = 0.0
+        """Seconds of this step when its times were taken; and of the one before after that, which this one books."""
         place = placement(config.overlap, model.device)
         self.compute = Compute(model, self.judge, Timer(), clock, self.session.ends, place)
 
@@ -113,7 +115,7 @@ class Engine:
 
     @property
     def busy(self) -> bool:
-        return self.desk.busy or bool(self.disk and self.disk.pending)
+        return self.desk.busy or bool(self.disk and self.disk.pending) or bool(self.session.adapters.waiting)
 
     @property
     def behind(self) -> bool:
@@ -153,10 +155,12 @@ class Engine:
     def step(self) -> list[Request]:
         """One pass of the target model over everybody's rows, or several in one call. The requests that changed."""
         started, changed, now = self.clock(), list[Request](), self.now()
+        if self.session.adapters.waiting:
+            self.operations.seat(now)
         if self.disk is not None:
             self.operations.arrive(wait=not self.desk.busy)
-            if not self.desk.busy:
-                return []
+        if not self.desk.busy:
+            return []
         if self.operations.transfers.table.open:
             self.operations.expire(now)
         admitted = self.desk.admit(now)
@@ -171,7 +175,9 @@ class Engine:
         if self.config.check:
             self.cache.check_integrity()
         self.catch_up()
-        self.timer.step += self.clock() - started
+        took = self.clock() - started
+        self._unbooked, self._booked = self._unbooked + took - self._booked, 0.0
+        self.timer.step += took
         self.timer.steps += 1
         return changed
 
@@ -234,5 +240,7 @@ class Engine:
         for name, count in self.drafters.failed.items():
             self.desk.totals.failed(name, count)
         self.drafters.failed.clear()
-        rest = self.clock() - begun - computed.target - sum(drafting.values()) + computed.saved
+        self._booked = self.clock() - begun
+        rest = self._booked + self._unbooked - computed.target - sum(drafting.values()) + computed.saved
+        self._unbooked = 0.0
         return Times(computed.target, drafting, rest, computed.saved)

@@ -114,6 +114,8 @@ class Operations:
         if operation.count < 1:
             raise InputError(f"A request has at least one branch, not {operation.count}.")
         self._check_branch(request, params)
+        if request in self.session.adapters.waiting:
+            raise InputError(f"Request {request.id} waits for its adapter; it can have branches when it has begun.")
         children = [request.branch(self.session.number(), params) for _ in range(operation.count)]
         for child in children:
             child.arrival = now
@@ -376,6 +378,14 @@ class Operations:
             self._leave(request)
             raise
 
+    def seat(self, now: float) -> None:
+        """Queue the requests that have their adapter now; one that cannot have it any more ends."""
+        for request in self.session.adapters.seated(now):
+            if request.finish is None:
+                self._queue([request])
+            else:
+                self._leave(request)
+
     def arrive(self, wait: bool) -> None:
         """Queue the requests whose K/V was read from disk. `wait`: a moment for one, where nothing else is to do."""
         assert self.disk is not None
@@ -425,6 +435,9 @@ class Operations:
 
     def _queue(self, requests: list[Request], found: bool = False) -> None:
         """`found`: nothing more is looked for on disk."""
+        if any(request.adapter and not request.adapter_slot for request in requests):
+            self.session.adapters.waiting.extend(requests)  # samples of one prompt: all of them
+            return
         if self.disk is not None and not found:
             requests = [request for request in requests if not self.disk.recall(request)]
         self.desk.waiting.extend(requests)

@@ -46,9 +46,10 @@ class Session:
         self.check_prompt(prompt)
         schedules.check_wishes(params, self.config.order)
         arms = self.drafters.arms(drafter, verifier)
-        extra_key, adapter, slot = self.adapters.key(params.tenant, params.adapter)
+        extra_key, adapter, slot = self.adapters.key(params.tenant, params.adapter, now)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         room = self.model.max_len - len(prompt)
+        most = room if params.max_tokens else max(1, min(room, self.longest - len(prompt)))
         requests = [
             Request(
                 self._next_id + sample,
@@ -62,7 +63,7 @@ class Session:
                 drafter=drafter,
                 arms=arms,
                 verifier=verifier,
-                max_tokens=min(room, params.max_tokens or room),
+                max_tokens=min(room, params.max_tokens or most),
                 arrival=now,
                 key=params.user,
                 extra_key=extra_key,

@@ -24,11 +24,12 @@ from pydantic import TypeAdapter, ValidationError
 
 from paceline.cache.blocks import root_hash
 from paceline.core.component import TARGET
-from paceline.core.errors import CapacityError, InputError
+from paceline.core.errors import DiskError, InputError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.adapters import ADAPTER_KEY
-from paceline.engine.block_files import BlockFiles, BlockParts, DamagedBlockFile, content, names_in, packed_size
+from paceline.engine.block_files import BlockFiles, names_in
+from paceline.engine.block_format import BlockParts, DamagedBlockFile, content, packed_size
 
 if TYPE_CHECKING:
     from paceline.engine.loop import Engine
@@ -38,6 +39,8 @@ MAX_SLOT_FILE_BYTES = 64 << 20
 SLOT_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 SLOT_SHARE, TENANT_SHARE = 0.75, 0.5
 """Parts of the directory's size that the saved slots of all tenants may take, and those of one."""
+SLOT_TRIES = 3
+"""Times that the blocks of a slot are written before other processes are too many."""
 LEAST_SHARED = 0.5
 """Part of the shorter of two texts that must be alike for one to be taken for the other's continuation."""
 
@@ -101,6 +104,7 @@ class Slots:
         """Names of the blocks of slots that are being saved."""
         self.folder = files.path / "slots"
         files.pinned = self.pinned
+        files.fit()
 
     def take(self, request: Request) -> None:
         """Give a request that arrives a place; none where all are busy."""
@@ -195,15 +199,19 @@ class Slots:
         return Request(-1, it.tokens, SamplingParams(), 0, extra_key=it.extra_key)
 
     def save(self, gathered: Gathered, name: str, tenant: str) -> int:
-        """Write a slot's blocks, then its file; how many bytes they have. CapacityError without room: an older file of
+        """Write a slot's blocks, then its file; how many bytes they have. DiskError without room: an older file of
         this name is still whole then."""
         path, names = self.path(name, tenant), {*names_in(gathered.file.names)}
         data = json.dumps(asdict(gathered.file)).encode()
         with self._turn:
             self._saving.append(names)
             try:
-                self._keep(gathered, path, names, len(data))
-                self._replace(path, data)
+                for _ in range(SLOT_TRIES):
+                    self._keep(gathered, path, names, len(data))
+                    if self._replace(path, data, names):
+                        break
+                else:
+                    raise DiskError(f"Slot file {name} cannot be written: other processes take its blocks; try again.")
             finally:
                 self._saving.remove(names)
             self.files.slot_bytes()
@@ -218,7 +226,7 @@ class Slots:
             others = self.held(folder, path) - names
             used = self.files.sizes(others | there) + written + self.files.slot_bytes(folder, path) + size
             if used > share * self.files.limit:
-                raise CapacityError(
+                raise DiskError(
                     f"Slot file {path.name} has no room: saved slots would take {used:,} bytes, and "
                     f"{'all' if folder == '*' else 'yours'} may take {share * self.files.limit:,.0f}; give --kv-disk "
                     f"more, or remove files from {self.folder}."
@@ -226,19 +234,22 @@ class Slots:
         kept = self.files.write(gathered.blocks)
         gone = [name for name in there if not self.files.has(name)]
         if kept < len(gathered.blocks) and (refusal := self.files.refusal):
-            raise CapacityError(f"Slot file {path.name} cannot be written ({refusal}); look at {self.files.path}.")
+            raise DiskError(f"Slot file {path.name} cannot be written ({refusal}); look at {self.files.path}.")
         if kept < len(gathered.blocks) or gone:
-            raise CapacityError(
+            raise DiskError(
                 f"Slot file {path.name} has no room: {kept} of {len(gathered.blocks)} blocks could be kept in "
                 f"{self.files.limit:,} bytes, and {len(gone)} are gone; give --kv-disk more, or remove files from "
                 f"{self.folder}."
             )
 
-    def _replace(self, path: Path, data: bytes) -> None:
-        """Put a slot's file in its place, whole or not at all."""
+    def _replace(self, path: Path, data: bytes, names: set[bytes]) -> bool:
+        """Put a slot's file in its place, whole or not at all: from then on no process lets its blocks go. False where
+        one has done so since they were written."""
         part = path.with_name(f".{token_hex(8)}")
         try:
-            with self.files.alone():  # who holds the lock may remove parts that were left
+            with self.files.alone():  # who holds the lock may remove parts that were left, and blocks
+                if not all(self.files.file(each).exists() for each in names):
+                    return False
                 self.files.check_free(len(data))
                 path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
                 handle = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -251,7 +262,8 @@ class Slots:
                     raise
         except (OSError, TimeoutError) as error:
             reason = getattr(error, "strerror", None) or error
-            raise CapacityError(f"Slot file {path.name} cannot be written ({reason}); look at {path.parent}.") from None
+            raise DiskError(f"Slot file {path.name} cannot be written ({reason}); look at {path.parent}.") from None
+        return True
 
     def path(self, name: str, tenant: str) -> Path:
         """Where a slot's file lies. InputError for a name that is none."""
@@ -276,7 +288,7 @@ class Slots:
                 now = (state.st_ino, state.st_size, state.st_ctime_ns)
                 old, names = self._held.get(path, ((), frozenset()))
                 known[path] = (now, names if old == now else frozenset(names_in(self.read(path).names)))
-            except (InputError, OSError):
+            except (InputError, DiskError, OSError):
                 continue
             if path != but:
                 held |= known[path][1]
@@ -294,13 +306,13 @@ class Slots:
         except FileNotFoundError:
             raise InputError(f"There is no saved slot {name}; save one first.") from None
         except OSError as error:
-            raise InputError(f"The saved slot {name} cannot be read ({error.strerror or error}).") from None
+            raise DiskError(f"The saved slot {name} cannot be read ({error.strerror or error}).") from None
         engine, disk = self.engine, self.engine.disk
         assert disk is not None
         if file.extra_key != tenant and not file.extra_key.startswith(
             (f"{tenant}/", f"{tenant}{ADAPTER_KEY}") if tenant else ""
         ):
-            raise InputError(f"The saved slot {name} is damaged: it is of another tenant.")
+            raise DiskError(f"The saved slot {name} is damaged: it is of another tenant.")
         if (
             file.model != root_hash(file.extra_key, engine.cache.identity).hex()
             or file.block != engine.cache.block_size
@@ -309,11 +321,11 @@ class Slots:
         try:
             engine.session.check_tokens(file.tokens)
         except InputError as error:
-            raise InputError(f"The saved slot {name} is damaged: {error}") from None
+            raise DiskError(f"The saved slot {name} is damaged: {error}") from None
         request = Request(-1, [*file.tokens, 0], SamplingParams(), 0, extra_key=file.extra_key)
         whole = len(file.tokens) == len(file.names) * file.block
         if not whole or [each.hex() for each in disk.names(request.tokens, request)] != file.names:
-            raise InputError(f"The saved slot {name} is damaged: its names are not those of its tokens.")
+            raise DiskError(f"The saved slot {name} is damaged: its names are not those of its tokens.")
         extra = disk.kv.forms.keys() - {TARGET}
         blocks, size = list[dict[str, bytes]](), path.stat().st_size
         for each in names_in(file.names):
@@ -330,10 +342,10 @@ class Slots:
         try:
             data, size = content(path, MAX_SLOT_FILE_BYTES)
             if len(data) != size:
-                raise InputError(f"The saved slot {path.name} is too large.")
+                raise DiskError(f"The saved slot {path.name} is too large.")
             file = _SLOT_FILE.validate_json(data, strict=True)
         except (DamagedBlockFile, ValidationError):
-            raise InputError(f"The saved slot {path.name} is damaged; save it again.") from None
+            raise DiskError(f"The saved slot {path.name} is damaged; save it again.") from None
         if file.format != SLOT_FILE_FORMAT:
             raise InputError(f"The saved slot {path.name} has format {file.format}, not {SLOT_FILE_FORMAT}.")
         return file

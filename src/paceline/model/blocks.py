@@ -13,7 +13,7 @@ from torch import Tensor
 
 from paceline.attend import Attend
 from paceline.model.linear import Linear
-from paceline.model.spec import Activation, Experts, ModelSpec, Rope, ShortConv
+from paceline.model.spec import Experts, ModelSpec, Rope, ShortConv
 from paceline.model.state import Scan
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def relu2(x: Tensor) -> Tensor:
     return F.relu(x).square_()
 
 
-ACTIVATE: dict[Activation, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
+ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
 
 
 class Norm:
@@ -133,6 +133,8 @@ class SelfAttention:
     qkv: Linear
     head_norm: Norm | None
     out: Linear
+    sinks: Tensor | None = None
+    """[heads], see `ModelSpec.sinks`."""
     value: Linear | None = None
     """Matrix of the values alone, for the native decoder, where it is quantised in another way than q's and k's."""
 
@@ -190,6 +192,9 @@ class FeedForward:
     down: Linear
 
     def __call__(self, x: Tensor) -> Tensor:
+        if self.spec.activation == "swiglu_clamped":
+            gate, up = self.gate_up(x).chunk(2, -1)
+            return self.down(clamped(gate, up, *self.spec.swiglu))
         activate = ACTIVATE[self.spec.activation]
         if not self.spec.gated:
             return self.down(activate(self.gate_up(x)))
@@ -197,33 +202,53 @@ class FeedForward:
         return self.down(activate(gate).mul_(up))
 
 
+def clamped(gate: Tensor, up: Tensor, slope: float, limit: float) -> Tensor:
+    gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return (up + 1).mul_(gate * (slope * gate).sigmoid_())
+
+
 @dataclass(slots=True)
 class Mixture:
-    """A mixture of experts. router: [T, hidden] -> [T, count]; shared_gate: [T, hidden] -> [T, 1]."""
+    """A mixture of experts. router: [T, hidden] -> [T, count]; shared_gate: [T, hidden] -> [T, 1], both in float32 or
+    wider; correction: [count], see `Experts.corrected`."""
 
     form: Experts
     router: Linear
     experts: list[FeedForward]
     shared: FeedForward | None
     shared_gate: Linear | None
+    correction: Tensor | None = None
     adapted: "AdaptedRows | None" = None
     """Adapters of the rows, where some were given."""
 
     def __call__(self, x: Tensor) -> Tensor:
-        scores = self.router(x)
-        shares = scores.softmax(-1, dtype=torch.promote_types(scores.dtype, torch.float32))
-        weights, chosen = shares.topk(self.form.active, -1)
-        if self.form.normed:
-            weights = weights / weights.sum(-1, keepdim=True)
+        weights, chosen = routes(self.form, self.router(x), self.correction)
         y = torch.zeros_like(x)
         for number in sorted(set(chosen.flatten().tolist())):
             row, rank = (chosen == number).nonzero(as_tuple=True)
             with nullcontext() if self.adapted is None else self.adapted.among(row):
                 part = self.experts[number](x.index_select(0, row))
             y.index_add_(0, row, part.mul_(weights[row, rank, None].to(x.dtype)))
-        if self.shared is not None and self.shared_gate is not None:
-            y.add_(self.shared(x).mul_(self.shared_gate(x).sigmoid()))
+        if self.shared is not None:
+            part = self.shared(x)
+            y.add_(part if self.shared_gate is None else part.mul_(self.shared_gate(x).sigmoid().to(x.dtype)))
         return y
+
+
+def routes(form: Experts, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Weights and numbers [T, active] of the experts that each row with these router scores [T, count] uses."""
+    shares = scores.softmax(-1) if form.score == "softmax" else scores.sigmoid()
+    worth = shares if correction is None else shares + correction
+    if form.groups > 1:
+        by_group = worth.view(len(worth), form.groups, -1)
+        best = by_group.topk(form.group_best, -1).values.sum(-1).topk(form.active_groups, -1).indices
+        left_out = torch.ones_like(by_group[:, :, 0], dtype=torch.bool).scatter_(1, best, False)
+        worth = by_group.masked_fill(left_out[:, :, None], -torch.inf).view_as(worth)
+    chosen = worth.topk(form.active, -1).indices
+    weights = shares.gather(-1, chosen)
+    if form.normed:
+        weights = weights / (weights.sum(-1, keepdim=True) + form.floor)
+    return weights if form.scale == 1 else weights * form.scale, chosen
 
 
 @dataclass(slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.core.proposer import Continuation, Draft, Proposer, ProposerTable, Turn
-from paceline.native.structs import KEPT_CALLBACK, MOST_NODES, PROPOSE, CProposer
+from paceline.native.structs import KEPT_CALLBACK, MOST_NODES, PROPOSE, CProposer, integers_in
 
 
 class Callbacks:
@@ -43,8 +43,9 @@ class Callbacks:
             parts = (CProposer * len(table.parts))(*(self._entry(library, part) for part in table.parts))
             self.held.append(parts)
             table.state.part = ctypes.addressof(parts)
-        if table.tap is not None:
-            table.state.tap = self.taps.index(table.tap)
+        if table.taps:
+            self.held.append(places := integers_in([self.taps.index(tap) for tap in table.taps]))
+            table.state.tap = ctypes.addressof(places)
         calls = [cast(getattr(library, f"{table.name}_{end}"), c_void_p) for end in ("propose", "kept", "done")]
         return CProposer(ctypes.addressof(table.state), *calls)
 
@@ -65,9 +66,12 @@ class Callbacks:
         """Its hidden states by tap."""
         if not turn.hidden:
             return {}
-        first, step = cast(turn.hidden, c_void_p).value or 0, turn.taps * sizeof(c_float)
-        rows = [(c_float * self.width).from_address(first + place * step) for place in range(len(self.taps))]
-        return {tap: torch.frombuffer(row, dtype=torch.float32) for tap, row in zip(self.taps, rows)}
+        size = self.width * sizeof(c_float)
+        first = (cast(turn.hidden, c_void_p).value or 0) - (turn.said - 1) * size
+        starts = (first + place * turn.taps * sizeof(c_float) for place in range(len(self.taps)))
+        rows = [(c_float * (turn.said * self.width)).from_address(start) for start in starts]
+        read = [torch.frombuffer(row, dtype=torch.float32).view(-1, self.width) for row in rows]
+        return dict(zip(self.taps, read))
 
     def _propose(self, state: Any, count: int, turns: Any, drafts: Any) -> None:
         try:

@@ -1,7 +1,8 @@
 """A checkpoint on disk or hub: where it is, what its config says, and its tensors, read by mmap."""
 
 import json
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
-from paceline.model.families import family_of, read_spec
+from paceline.model.families import FAMILIES, family_of, text_config
+from paceline.model.family import Names
 from paceline.model.groups import Groups
 from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
-from paceline.model.quantised import SIDE_MEMBERS, QuantisedLayer, scheme_of
+from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
+from paceline.model.read_spec import read_spec
 from paceline.model.spec import ModelSpec
+from paceline.model.stacked import expert_part
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
@@ -92,6 +96,8 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
         return gguf.spec_of(gguf.load_header(path), max_len)
     raw = read_json(path / "config.json")
     checks.check_raw(raw)
+    raw = dict(text_config(raw))
+    checks.check_raw(raw)
     family_of(raw)
     found: ModelSpec = remembered("spec", (raw, max_len), lambda: parsed_spec(path, raw, max_len))
     return found
@@ -121,6 +127,40 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         ) from None
 
 
+STACKED = re.compile(r"(.+)#(\d+)(\.\w+)")
+TEXT_PREFIXES = (
+    ("model.language_model.", "model."),
+    ("language_model.model.", "model."),
+    ("language_model.lm_head", "lm_head"),
+)
+"""How the text's tensors begin in checkpoints that read pictures, too, and in those that do not."""
+PICTURES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|embed_vision)\.")
+
+
+def of_stack(name: str) -> tuple[str, int | None]:
+    """The tensor that holds `A#N.weight`, which is number N of those that lie in A.weight, and N; else the name."""
+    found = STACKED.fullmatch(name)
+    return (name, None) if found is None else (found[1] + found[3], int(found[2]))
+
+
+def of_text(name: str) -> str | None:
+    """A tensor's name in a checkpoint of text alone; None: it belongs to pictures."""
+    if PICTURES.match(name):
+        return None
+    return next((ours + name.removeprefix(theirs) for theirs, ours in TEXT_PREFIXES if name.startswith(theirs)), name)
+
+
+def of_further(name: str, config: Mapping[str, Any]) -> bool:
+    """Whether a tensor belongs to the layers behind the last, which predict further tokens: they are no part of a
+    pass."""
+    family, layers = FAMILIES.get(str(config.get("model_type"))), config.get("num_hidden_layers")
+    if family is None or not family.beyond or not isinstance(layers, int):
+        return False
+    more = config.get(family.beyond)
+    found = re.match(family.names.layer.replace(".", r"\.").format(r"(\d+)"), name)
+    return found is not None and layers <= int(found[1]) < layers + (more if isinstance(more, int) else 1)
+
+
 def listed(index: Path) -> list[str]:
     """The files of an index, all of them in its directory. Raises CheckpointError."""
     table = read_json(index).get("weight_map")
@@ -140,13 +180,24 @@ class Tensors:
 
     interleaved: bool | None = None
     """Whether pairs of a head that are rotated together lie side by side; None: as the family's do."""
+    renamed: Names | None = None
+    """Names in place of the family's."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.files = {name: self.open(path / name) for name in self.shards()}
+        config = read_json(path / "config.json") if (path / "config.json").exists() else {}
+        self.stored_as: dict[str, str] = {}
+        """Names in the files, of tensors that have another one here."""
         self.place: dict[str, str] = {}
+        pictures = text_config(config) is not config
         for file, handle in self.files.items():
-            for name in handle.keys():  # noqa: SIM118
+            for theirs in handle.keys():  # noqa: SIM118
+                name = of_text(theirs) if pictures else theirs
+                if name is None or of_further(name, text_config(config)):
+                    continue
+                if name != theirs:
+                    self.stored_as[name] = theirs
                 if name in self.place:
                     raise CheckpointError(
                         f"tensor {name} is both in {self.place[name]} and in {file} of {path}; keep the right one."
@@ -154,7 +205,7 @@ class Tensors:
                 self.place[name] = file
         self.taken: set[str] = set()
         self.read: list[Tensor] = []
-        self.scheme = scheme_of(read_json(path / "config.json")) if (path / "config.json").exists() else None
+        self.scheme = scheme_of(text_config(config))
         self.word = "" if self.scheme is None else self.scheme.word
 
     def shards(self) -> list[str]:
@@ -186,6 +237,10 @@ class Tensors:
             found = self.scheme.read(layer)
             wide = found.floats() if isinstance(found, Groups) else found
             return wide if dtype is None else wide.to(dtype)
+        if (part := expert_part(name, self.place)) is not None:
+            packed = not part.bias and part.fused not in self.place
+            found = part.groups(self.stored, shape).floats() if packed else part.take(self.stored, shape)
+            return found if dtype is None else found.to(dtype)
         tensor = self.stored(name, shape)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
@@ -206,21 +261,32 @@ class Tensors:
 
     def stored(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         """As it is in the file, whatever its type; `shape`: as in `take`, or any."""
+        name, number = of_stack(name)
         if name not in self.place:
             raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
-        view = self.files[self.place[name]].get_slice(name)
-        if shape is not None and tuple(view.get_shape()) != shape:
+        view = self.view(name)
+        found = tuple(view.get_shape())
+        if number is not None and found and number < found[0]:
+            found = found[1:]
+        if shape is not None and found != shape:
             raise CheckpointError(
                 f"tensor {name} in {self.path / self.place[name]} has shape {tuple(view.get_shape())} where "
                 f"config.json implies {shape}; the weights and the config are of different models."
             )
         self.taken.add(name)
-        tensor: Tensor = self.files[self.place[name]].get_tensor(name)
+        tensor: Tensor = self.files[self.place[name]].get_tensor(self.stored_as.get(name, name))
         self.read.append(tensor)
-        return tensor
+        return tensor if number is None else tensor[number]
+
+    def view(self, name: str) -> Any:
+        """What says shape and type of a tensor."""
+        return self.files[self.place[name]].get_slice(self.stored_as.get(name, name))
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
+        part = expert_part(name, self.place)
+        if part is not None and part.fused not in self.place:
+            return part.groups(self.stored, shape)
         if (layer := self.layer(name, shape)) is None or self.scheme is None:
             return None
         found = self.scheme.read(layer)
@@ -230,17 +296,20 @@ class Tensors:
         """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
         floats."""
         stem = name.removesuffix(".weight")
+        part = expert_part(name, self.place)
+        if part is not None and part.fused not in self.place:
+            return MXFP4
         if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
             return None
         whole = self.scheme.mark != "weight" or self.kind(name) == "I8"
         return self.scheme.bits if whole and f"{stem}.weight_g_idx" not in self.place else None
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.files[self.place[name]].get_slice(name).get_shape())
+        return tuple(self.view(name).get_shape())
 
     def kind(self, name: str) -> str:
         """How it is stored, in a word."""
-        return str(self.files[self.place[name]].get_slice(name).get_dtype())
+        return str(self.view(name).get_dtype())
 
     def let_go(self) -> None:
         """Give back the memory of the pages that tensors taken so far were read from; a later read makes
@@ -256,9 +325,15 @@ class Tensors:
             if name not in self.taken and not beside and name != "lm_head.weight":
                 yield name
 
+    def says_nothing(self, name: str) -> bool:
+        """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers add to each layer."""
+        return name.endswith(".bias") and not bool(
+            self.files[self.place[name]].get_tensor(self.stored_as.get(name, name)).any()
+        )
+
     def widest(self) -> int:
         """Bytes of a number in the widest of them."""
-        views = (self.files[file].get_slice(name) for name, file in self.place.items())
+        views = map(self.view, self.place)
         return max((WIDE_NUMBER_BYTES.get(view.get_dtype(), 2) for view in views), default=2)
 
     def paths(self) -> list[Path]:

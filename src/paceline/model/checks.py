@@ -21,8 +21,10 @@ SIZES = {
 MAX_HEAD_SIZE = 4096
 EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
 """What norms add under the root, by the names that families give it."""
-MIXTURES = {"num_experts": 4096, "num_local_experts": 4096, "num_experts_per_tok": 4096, "decoder_sparse_step": 4096,
-            "moe_intermediate_size": 2**20, "shared_expert_intermediate_size": 2**20}  # fmt: skip
+MIXTURES = dict.fromkeys(
+    ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_k",
+     "decoder_sparse_step", "moe_layer_interval", "n_group", "topk_group"), 4096
+) | {"moe_intermediate_size": 2**20, "shared_expert_intermediate_size": 2**20}  # fmt: skip
 """Whole numbers from 1 to this, of mixtures of experts."""
 POSITIVE_FIELDS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 """Numbers above 0, where they are given."""

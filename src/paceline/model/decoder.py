@@ -9,6 +9,7 @@ from torch import Tensor
 
 from paceline.attend import Make
 from paceline.attend.fused import Fused
+from paceline.attend.reference import Reference
 from paceline.core.component import Ability
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
@@ -16,7 +17,7 @@ from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.adapters import AdapterTable
-from paceline.model.blocks import Block, Norm, Rotary
+from paceline.model.blocks import Block, Norm, Rotary, SelfAttention
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.narrow import taken
@@ -98,7 +99,10 @@ class Decoder:
         for layer in spec.layers:
             if isinstance(layer.mixer, ShortConv):
                 self.states.add((layer.mixer.length - 1, spec.hidden), self.compute)
+        sinks = [block.mixer.sinks for block in self.weights.blocks if isinstance(block.mixer, SelfAttention)]
         self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
+        if isinstance(self.attend, Reference):
+            self.attend.sinks = sinks if spec.sinks else []
 
     @torch.inference_mode()
     def move(self, source: list[int], target: list[int]) -> None:

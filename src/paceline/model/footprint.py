@@ -98,7 +98,8 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
     slot = attending * form.slot(spec.kv_heads, spec.head_dim)
     turned = 3 * 2 * 4 * sum({it.rope: len(it.rope.inverse) for it in spec.attentions}.values())
     state = spec.state_width * (8 if itemsize == 8 else 4)
-    weights = packed + layers * norms + norms + head + embedding
+    routers = sum(4 * (it.count * (spec.hidden + 2) + spec.hidden) for it in spec.mixtures)
+    weights = packed + layers * norms + norms + head + embedding + routers
     fixed, row, mask, pair, copy, pairs = (
         native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
     )
@@ -107,7 +108,7 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
 
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:
-    """(outputs, inputs) of a layer's matrices, as they are fused; gates and ups by 16."""
+    """(outputs, inputs) of a layer's matrices, as they are fused; gates and ups by 16. Routers are no such matrices."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
     if isinstance(layer.mixer, Attention):
         yield q + 2 * kv, spec.hidden
@@ -119,9 +120,6 @@ def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:
     widths = [feed.width]
     if isinstance(feed, Experts):
         widths = [feed.width] * feed.count + [feed.shared] * (feed.shared > 0)
-        yield feed.count, spec.hidden
-        if feed.shared:
-            yield 1, spec.hidden
     for width in widths:
         yield (2 if spec.gated else 1) * (-(-width // 16) * 16), spec.hidden
         yield spec.hidden, width
@@ -142,7 +140,14 @@ def native_scratch(spec: ModelSpec, threads: int) -> Scratch:
     each = 4 * (80 * dims + 2 * widest) + 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18)
     apart = 4 * PIECE_QUERIES * threads  # heads of rows up to which a text's spans are shared out to the threads
     fixed = threads * each + 32 * (4 * widest + activations) + max(apart, spec.heads) * parts
-    return fixed, rows + 80 * spec.kv_heads * (spans + 1), 0, 0, 0, 0
+    mixed = max((mixture_row(spec.hidden, it) for it in spec.mixtures), default=0)
+    return fixed + 64 * mixed, rows + 80 * spec.kv_heads * (spans + 1) + mixed, 0, 0, 0, 0
+
+
+def mixture_row(hidden: int, it: Experts) -> int:
+    """Bytes of a row of a mixture, natively: routed and gated for each expert, floats of both, and what is added."""
+    routed = it.active * (5 * (hidden + it.width) + 4 * it.width + 3 * (128 + 4) + 12)
+    return routed + 9 * it.shared + 8 * hidden
 
 
 def torch_scratch(spec: ModelSpec, itemsize: int) -> Scratch:

@@ -198,6 +198,18 @@ class PlainMatrix:
         return F.linear(x, self.weight, self.bias)
 
 
+@dataclass(frozen=True, slots=True)
+class WideMatrix:
+    """A small matrix in float32 or wider, whatever its input is in: a router's, whose rounding would send a row to
+    another expert."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x.to(self.weight.dtype), self.weight, self.bias)
+
+
 def pack_plain(weight: Tensor, bias: Tensor | None) -> Linear:
     return PlainMatrix(weight, bias)
 

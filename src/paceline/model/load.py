@@ -11,18 +11,20 @@ import torch
 from torch import Tensor
 
 from paceline.attend import quickest
+from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.errors import CapacityError, CheckpointError, RefusalError
 from paceline.model import store
 from paceline.model.blocks import Block, FeedForward, GatedConv, LayerNorm, Mixture, Norm, SelfAttention, WholeNorm
 from paceline.model.checkpoint import DTYPES, Tensors, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights, kv_bytes
-from paceline.model.families import FAMILIES, Names
+from paceline.model.families import FAMILIES
+from paceline.model.family import Names
 from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.footprint import Footprint, footprint
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
-from paceline.model.linear import Linear, Packing, as_stored, available, choose, plain, quantised
+from paceline.model.linear import Linear, Packing, WideMatrix, as_stored, available, choose, plain, quantised
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.opened import let_go
@@ -72,7 +74,8 @@ def load_model(
     let_go(path)
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped, identity=name)
-    return Decoder(spec, weights, packing, quickest(target, packing.dtype) if fast else Reference, identity=name)
+    make = Fused if spec.sinks else quickest(target, packing.dtype)
+    return Decoder(spec, weights, packing, make if fast else Reference, identity=name)
 
 
 def read(
@@ -93,7 +96,9 @@ def read(
         where = store.place(tensors.paths(), spec, packing, vocabulary)
         if (kept := store.opened(where, late)) is not None:
             try:
-                loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept)
+                loader = Loader(
+                    spec, tensors.renamed or FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept
+                )
                 return loader.weights(), loader.fitted, late, loader.identity(kept.digest)
             except store.Damaged as error:
                 store.discard(where, error)
@@ -115,9 +120,9 @@ def fresh(
     tensors = open_tensors(path)
     if tensors.word:
         log.info("%s: %s", path, tensors.word)
-    loader = Loader(spec, FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
+    loader = Loader(spec, tensors.renamed or FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
     weights = loader.weights()
-    if unknown := sorted(tensors.leftover()):
+    if unknown := sorted(name for name in tensors.leftover() if not tensors.says_nothing(name)):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
@@ -203,6 +208,11 @@ def suited(packing: Packing, spec: ModelSpec, device: torch.device) -> Packing:
         raise RefusalError(
             f"{packing.name} is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
             "quantize out."
+        )
+    if packing.kv == "int8":
+        raise RefusalError(
+            f"kv_dtype int8 is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
+            "kv_dtype out."
         )
     return next(other for other in available(packing.dtype, device) if not other.native)
 
@@ -379,6 +389,9 @@ class Loader:
             head_norm=self.head_norm(at) if spec.qk_norm else None,
             out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
             value=self.linear(at, names.qkv[2:], (kv,), spec.hidden, spec.qkv_bias) if apart else None,
+            sinks=self.keep.tensor(at + names.sinks, lambda: self.take_wide(at + names.sinks, spec.heads))
+            if spec.sinks
+            else None,
         )
 
     def values_apart(self, at: str) -> bool:
@@ -402,17 +415,40 @@ class Loader:
         )
 
     def feed(self, at: str, index: int) -> FeedForward | Mixture:
-        names, hidden, form = self.names, self.spec.hidden, self.spec.layers[index].feed
+        names, form = self.names, self.spec.layers[index].feed
         if not isinstance(form, Experts):
             return self.dense(at, names.gate_up, names.down, form.width)
         inner = names.expert_gate_up, names.expert_down
+        if names.correction and form.corrected:
+            name = at + names.correction
+            shape = (1, form.count) if len(self.tensors.shape(name)) == 2 else (form.count,)  # ernie has it in a row
+            correction = self.keep.tensor(name, lambda: self.take_wide(name, *shape).view(-1))
         return Mixture(
             form,
-            self.linear(at, (names.router,), (form.count,), hidden, False),
-            [self.dense(at + names.expert.format(number), *inner, form.width) for number in range(form.count)],
+            self.wide(at + names.router, form.count, form.router_bias),
+            [self.expert(at, number, form.width) for number in range(form.count)],
             self.dense(at + names.shared, *inner, form.shared) if form.shared else None,
-            self.linear(at, (names.shared_gate,), (1,), hidden, False) if form.shared else None,
+            self.wide(at + names.shared_gate, 1, False) if form.shared and form.shared_gated else None,
+            correction if form.corrected else None,
         )
+
+    def expert(self, at: str, number: int, width: int) -> FeedForward:
+        names = self.names
+        gate_up = tuple(name.format(number) for name in names.expert_gate_up)
+        return self.dense(at + names.expert.format(number), gate_up, names.expert_down.format(number), width)
+
+    def wide(self, name: str, outputs: int, bias: bool) -> WideMatrix:
+        """A router's matrix, in float32 or wider."""
+        weight = self.keep.tensor(name, lambda: self.take_wide(f"{name}.weight", outputs, self.spec.hidden))
+        self.bytes += weight.nbytes
+        offset = self.keep.tensor(f"{name}.bias", lambda: self.take_wide(f"{name}.bias", outputs)) if bias else None
+        return WideMatrix(weight, offset)
+
+    def take_wide(self, name: str, *shape: int) -> Tensor:
+        found = self.tensors.take(name, shape)
+        self.fingerprint.add(name, found)
+        wide = torch.float64 if torch.float64 in (found.dtype, self.packing.dtype) else torch.float32
+        return found.to(self.device, wide).contiguous()
 
     def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
         spec, pairs = self.spec, interleave if self.packing.native and self.spec.gated else None

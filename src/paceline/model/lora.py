@@ -12,9 +12,10 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from math import sqrt
 from pathlib import Path
+from re import _parser as re_parser  # type: ignore[attr-defined]
 from typing import Any, NamedTuple
 
 import torch
@@ -29,6 +30,9 @@ log = logging.getLogger("paceline")
 MAX_LORA_RANK = 256
 """Largest rank of a module."""
 MAX_LORA_CONFIG_BYTES = 1 << 20
+MAX_LORA_PATTERN_CHARS, MAX_MODULE_NAME_CHARS = 400, 200
+SINGLE_CHARACTERS = ("LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY")
+"""What of a regular expression stands for one character."""
 PLAIN_LORA_KEYS = frozenset({
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "target_modules", "exclude_modules",
     "layers_to_transform", "layers_pattern", "base_model_name_or_path", "lora_dropout", "inference_mode", "task_type",
@@ -150,9 +154,9 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
 
         return checked(read_gguf_lora(path, spec), path, spec, max_rank)
     config = read_lora_config(path)
-    weights = _assembled(path, config, read_lora_tensors(path))
+    weights = checked(_assembled(path, config, read_lora_tensors(path)), path, spec, max_rank)
     _check_complete(path, config, weights, spec)
-    return checked(weights, path, spec, max_rank)
+    return weights
 
 
 def read_lora_config(path: Path) -> dict[str, Any]:
@@ -246,13 +250,43 @@ def _assembled(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tens
 
 def _pattern(config: Mapping[str, Any], key: str, module: str, default: float) -> float:
     """PEFT's rule: the first pattern that matches the end of the module's name."""
-    for pattern, value in (config.get(key) or {}).items():
+    patterns = config.get(key) or {}
+    if not isinstance(patterns, dict):
+        raise CheckpointError(f"adapter_config.json has {key} {str(patterns)[:40]!r}, but an object is expected.")
+    for pattern, value in patterns.items():
         try:
-            if re.match(rf"(.*\.)?({pattern})$", module):
+            if name_pattern(pattern).match(module[-MAX_MODULE_NAME_CHARS:]):
                 return float(value)
-        except (re.error, TypeError, ValueError):
-            raise CheckpointError(f"adapter_config.json has {key} {pattern!r}: {value!r}, which is none.") from None
+        except (re.error, TypeError, ValueError, OverflowError, RecursionError):
+            raise CheckpointError(
+                f"adapter_config.json has {key} {pattern[:80]!r}: {str(value)[:40]!r}, which is none that is served: a "
+                "pattern may repeat single characters, four times, and a value is a number."
+            ) from None
     return default
+
+
+@lru_cache(4096)
+def name_pattern(pattern: str) -> "re.Pattern[str]":
+    """A pattern of module names, as PEFT reads it. ValueError for one that may take long, as (a+)+b does: only single
+    characters and sets of them may repeat, four times in all. re.error for one that is none."""
+    if len(pattern) > MAX_LORA_PATTERN_CHARS:
+        raise ValueError("it is too long")
+    made, repeats = re.compile(rf"(?:.*\.)?(?:{pattern})$"), 0
+    parts = list(re_parser.parse(pattern))
+    while parts:
+        name, value = parts.pop()
+        kind = str(name)
+        if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            repeats += 1
+            if repeats > 4 or len(value[2]) != 1 or str(value[2][0][0]) not in SINGLE_CHARACTERS:
+                raise ValueError("it may take long")
+        elif kind == "SUBPATTERN":
+            parts += list(value[3])
+        elif kind == "BRANCH":
+            parts += [each for branch in value[1] for each in branch]
+        elif kind not in (*SINGLE_CHARACTERS, "AT"):
+            raise ValueError("it may take long")
+    return made
 
 
 def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights, spec: ModelSpec) -> None:
@@ -268,8 +302,21 @@ def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights,
                 f"The adapter {path} is for modules {target!r}, which no linear layer of this {spec.family} model is "
                 "called; it is of another model, or changes embeddings or head, which is not served."
             )
-        if missing := [name for name in mine if name not in weights.modules]:
+        missing = [name for name in mine if name not in weights.modules]
+        depth = 1 + max((layer_of(name) for name in weights.modules), default=-1)
+        if missing and depth < len(spec.layers) and all(layer_of(name) >= depth for name in missing):
+            raise RefusalError(
+                f"The adapter {path} is for a model of {depth} layers, but this one has {len(spec.layers)}; it is of "
+                "another model."
+            )
+        if missing:
             raise CheckpointError(f"The adapter {path} lacks the factors of {missing[0]}; its file is cut.")
+
+
+def layer_of(name: str) -> int:
+    """The number of the layer in a module's name; -1 without one."""
+    found = re.search(r"\.layers\.(\d+)\.", f".{name}")
+    return int(found[1]) if found else -1
 
 
 def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> LoraWeights:

@@ -12,17 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.program import Program
 from paceline.core.proposer import Continuation, Proposer
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows
 from paceline.model import pages
-from paceline.model.blocks import Norm
+from paceline.model.blocks import FeedForward, Mixture, Norm
 from paceline.model.callbacks import Callbacks
 from paceline.model.decoder import Decoder, Weights, unpacked
 from paceline.model.footprint import UNIT_SLOTS
-from paceline.model.linear import Packing
+from paceline.model.linear import Packing, WideMatrix
 from paceline.model.native_adapters import NativeAdapters
 from paceline.model.packed import Packed, address
 from paceline.model.settle import Settling
@@ -30,6 +29,7 @@ from paceline.model.spec import Activation, ModelSpec
 from paceline.native.build import Unit, library, unit
 from paceline.native.structs import (
     MOST_NODES,
+    CExperts,
     CLayer,
     CLinear,
     CModel,
@@ -43,7 +43,7 @@ from paceline.native.structs import (
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
-NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2")
+NATIVE_ACTIVATIONS: tuple[Activation, ...] = ("silu", "gelu_tanh", "relu2", "swiglu_clamped")
 """In the order of base.h."""
 LANES = 16
 """Slots that lie side by side in the pool; UNIT // LANES groups of them follow one another."""
@@ -60,8 +60,11 @@ class NativeDecoder(Decoder):
         found = library()
         assert found is not None, "the packing was chosen where there is no native library"
         self.library = found
-        self.abilities |= {"run", "chain", "tree"}
+        self.abilities |= {"run", "chain"}
         self.turned, self.passes = 0, 0
+        mixtures = spec.mixtures
+        self.loads = torch.zeros(len(spec.layers), 1 + max((it.count for it in mixtures), default=0), dtype=torch.int64)
+        self.experts: dict[int, tuple[CExperts, Any]] = {}
         self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
         head: Any = weights.head
         table = weights.embedding
@@ -75,6 +78,9 @@ class NativeDecoder(Decoder):
             residual_scale=spec.residual_scale, logit_scale=spec.logit_scale,
             embedding_scale=self.embedding_scale, embedding=table.data_ptr() if isinstance(table, Tensor) else None,
             norm=norm_of(weights.norm), head=head.c, layer=self.layers,
+            slope=spec.swiglu[0], limit=spec.swiglu[1],
+            active=max((it.active for it in mixtures), default=0), routed=max((it.width for it in mixtures), default=0),
+            shared=max((it.shared for it in mixtures), default=0),
         )  # fmt: skip
         if isinstance(table, Packed):
             self.model.lookup = table.c
@@ -96,8 +102,7 @@ class NativeDecoder(Decoder):
                 it.mixer.qkv,
                 *([] if it.mixer.value is None else [it.mixer.value]),
                 it.mixer.out,
-                it.ffn.gate_up,
-                it.ffn.down,
+                *(matrix for part in feeds(it.ffn) for matrix in (part.gate_up, part.down)),
             ]
             for it in weights.blocks
         ]
@@ -129,11 +134,15 @@ class NativeDecoder(Decoder):
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
-        mixer = self.spec.layers[index].attention
-
+        mixer, mixed = self.spec.layers[index].attention, isinstance(block.ffn, Mixture)
+        experts = None
+        if mixed:
+            self.experts[index] = experts_of(block.ffn, self.loads[index])
+            experts = ctypes.pointer(self.experts[index][0])
         return CLayer(
             qkv=block.mixer.qkv.c, value=CLinear() if block.mixer.value is None else block.mixer.value.c,
-            out=block.mixer.out.c, gate_up=block.ffn.gate_up.c, down=block.ffn.down.c,
+            out=block.mixer.out.c, experts=experts, sinks=address(block.mixer.sinks),
+            gate_up=CLinear() if mixed else block.ffn.gate_up.c, down=CLinear() if mixed else block.ffn.down.c,
             attention_norm=norm_of(block.attention_norm), ffn_norm=norm_of(block.ffn_norm),
             attention_post=norm_of(block.attention_post_norm), ffn_post=norm_of(block.ffn_post_norm),
             head_norm=norm_of(block.mixer.head_norm).weight, rotated=2 * len(mixer.rope.inverse),
@@ -282,33 +291,6 @@ class NativeDecoder(Decoder):
         error = None if calls is None else calls.ended()
         return Out(torch.empty(0, self.spec.vocab), read, drawn=drawn, drafting=run.seconds, error=error)
 
-    def tree(
-        self,
-        rows: Rows,
-        size: Sequence[tuple[int, int]],
-        temperature: list[float],
-        least: list[float],
-        gain: list[float],
-        limits: tuple[int, int],
-    ) -> list[tuple[list[int], list[int], int]]:
-        """Draft a tree for each segment, whose last row alone is wanted: tokens, parents (-1: the root) and how many of
-        them, the first ones, have K/V. `size`: the most nodes, and the depth from which on no distribution is computed;
-        `least`: the least chance of a node; `gain`: what another pass has to bring; `limits`: children and passes of
-        draft/dyspec.py."""
-        count, most = len(size), MAX_CANDIDATES
-        tokens, parents, computed = ((ctypes.c_int64 * n)() for n in (count * most, count * most, count))
-        call, *_held = self.call(rows, {}, most)
-        sizes = integers_in([n for each in size for n in each])
-        self.library.paceline_tree(
-            self.model, call, sizes, reals_in(temperature), reals_in(least), reals_in(gain), *limits, tokens,
-            parents, computed,
-        )  # fmt: skip
-        out = []
-        for i, done in enumerate(computed):
-            drafted = [token for token in tokens[i * most : (i + 1) * most] if token >= 0]
-            out.append((drafted, parents[i * most : i * most + len(drafted)], done))
-        return out
-
     def call(self, rows: Rows, taps: dict[str, Tensor], further: int = 0) -> tuple[CPass, Tensor | None, Tensor, Any]:
         """The pass as the library takes it, its hidden states if requested, its logits, and what must
         outlive the call. `further`: places that later rows will go beyond these."""
@@ -375,6 +357,34 @@ class NativeDecoder(Decoder):
 
     def describe(self) -> str:
         return f"{super().describe()}{' with AMX' if self.model.unit == Unit.TILES else ''}"
+
+
+def feeds(it: FeedForward | Mixture) -> list[FeedForward]:
+    """The feed-forward parts of a layer."""
+    if not isinstance(it, Mixture):
+        return [it]
+    return [*it.experts, *([] if it.shared is None else [it.shared])]
+
+
+def experts_of(it: Mixture, loads: Tensor) -> tuple[CExperts, Any]:
+    """A mixture as the library takes it, and what must outlive it. `loads` [at least count + 1]: see `routed`."""
+    form, shared, parts = it.form, it.shared, feeds(it)
+    router, gate = it.router, it.shared_gate
+    assert isinstance(router, WideMatrix) and (gate is None or isinstance(gate, WideMatrix))
+    held: Any = [
+        (CLinear * form.count)(*(getattr(part, name).c for part in parts[: form.count])) for name in ("gate_up", "down")
+    ]
+    none: Any = CLinear()
+    return CExperts(
+        router=address(router.weight), router_bias=address(router.bias), correction=address(it.correction),
+        gate_up=held[0], down=held[1],
+        shared_gate_up=none if shared is None else parts[-1].gate_up.c,  # type: ignore[attr-defined]
+        shared_down=none if shared is None else parts[-1].down.c,  # type: ignore[attr-defined]
+        shared_gate=None if gate is None else address(gate.weight),
+        count=form.count, active=form.active, width=form.width, shared=form.shared,
+        sigmoid=form.score == "sigmoid", normed=form.normed, groups=form.groups, active_groups=form.active_groups,
+        group_best=form.group_best, scale=form.scale, floor=form.floor, loads=loads.data_ptr(),
+    ), held  # fmt: skip
 
 
 def norm_of(it: Norm | None) -> CNorm:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.core.errors import RefusalError
 from paceline.model.lora import LoraPair, LoraWeights, fused, interleaved, lora_places
 from paceline.model.spec import ModelSpec
 from paceline.native.structs import CDelta, CModel
@@ -72,6 +73,12 @@ class NativeAdapters:
         deltas, held, rank = (CDelta * (len(self.spec.layers) * len(NATIVE_MATRICES)))(), list[PackedDelta](), 0
         for place in lora_places(self.spec, True, interleaved(self.spec, weights), self.apart):
             if (pair := fused(place, weights)) is not None:
+                if place.matrix not in NATIVE_MATRICES:
+                    raise RefusalError(
+                        f"This adapter changes {place.modules[0]}, a part of a mixture of experts, which the native "
+                        "decoder does not do yet; one on the attention alone is served, and all are with "
+                        "PACELINE_NATIVE=0."
+                    )
                 packed = pack_delta(pair)
                 deltas[place.layer * len(NATIVE_MATRICES) + NATIVE_MATRICES.index(place.matrix)] = packed.c
                 held.append(packed)

@@ -22,6 +22,8 @@ AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 HALVES, FLOATS, MXFP4 = 24, 64, 4.25
 """Bits of a group's scales in memory: a half and a byte, or two floats; bits per weight of MXFP4
 (`grouped.ScaleForm`)."""
+GPTQ_FORMATS = ("gptq", "gptq_v2")
+"""`checkpoint_format`: how zeros are stored."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
 
 
@@ -117,7 +119,18 @@ def span(size: int) -> int:
 
 def gptq(settings: Config) -> Scheme:
     bits, size = number(settings, "bits", (4, 8)), int(settings.get("group_size", -1))
-    older = settings.get("checkpoint_format", "gptq") == "gptq"  # its zeros are stored less one
+    form = settings.get("checkpoint_format") or "gptq"
+    if form not in GPTQ_FORMATS:
+        raise CheckpointError(
+            f"config.json: GPTQ of the format {str(form)[:40]} is not served; {' and '.join(GPTQ_FORMATS)} are."
+        )
+    for pattern, own in of_modules(settings.get("dynamic")).items():
+        if not pattern.startswith("-:") and changes_form(own, settings):
+            raise CheckpointError(
+                f"config.json: quantization_config.dynamic gives the layers {pattern[:60]!r} a form of their own "
+                f"({str(own)[:60]}), which is not served; layers with one form, and layers left out (-:), are."
+            )
+    older = form == "gptq"  # its zeros are stored less one
 
     def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
@@ -131,6 +144,20 @@ def gptq(settings: Config) -> Scheme:
         return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
 
     return Scheme("qweight", read, bits=None if settings.get("desc_act") else bits + HALVES / span(size))
+
+
+def of_modules(dynamic: Any) -> Mapping[str, Any]:
+    """GPTQModel's `dynamic`: what differs, by a pattern of names."""
+    if dynamic and not isinstance(dynamic, Mapping):
+        raise CheckpointError(
+            "config.json: quantization_config.dynamic is not an object; download the checkpoint again."
+        )
+    return dynamic or {}
+
+
+def changes_form(own: Any, settings: Config) -> bool:
+    """Does it say anything else of how a layer is stored than the settings of all do?"""
+    return not isinstance(own, Mapping) or any(settings.get(key) != value for key, value in own.items())
 
 
 def awq(settings: Config) -> Scheme:
@@ -160,18 +187,24 @@ def fp8(settings: Config) -> Scheme:
 
 
 def floating(block: Any = None) -> Read:
-    """FP8 with a scale for each `block` (outputs, inputs), for each output, or for all."""
+    """FP8 with a scale for each `block` (outputs, inputs), or without blocks for each output, or for all. The config
+    says which: as many scales may be either."""
+    sound = isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
+    if block is not None and not sound:
+        raise CheckpointError(
+            f"config.json: blocks of FP8 weights are {str(block)[:40]}, but they must be two whole numbers above 0."
+        )
 
     def read(layer: QuantisedLayer) -> Tensor:
         outputs, inputs = layer.shape
         weight = layer.take("weight", layer.shape).float()
         scale = layer.take("weight_scale_inv" if layer.has("weight_scale_inv") else "weight_scale", None).float()
-        if scale.numel() == 1:
-            return weight.mul_(scale.view(()))
-        if scale.numel() == outputs:
+        if block is None:
+            if scale.numel() == 1:
+                return weight.mul_(scale.view(()))
+            if scale.shape not in ((outputs,), (outputs, 1)):
+                raise layer.wrong(f"has scales of shape {tuple(scale.shape)} for weights of {layer.shape}")
             return weight.mul_(scale.view(outputs, 1))
-        if not isinstance(block, list) or len(block) != 2 or not all(isinstance(n, int) and n > 0 for n in block):
-            raise layer.wrong(f"has scales of shape {tuple(scale.shape)} for weights of {layer.shape}")
         if scale.shape != (-(-outputs // block[0]), -(-inputs // block[1])):
             raise layer.wrong(f"has scales of shape {tuple(scale.shape)}, which are not those of blocks of {block}")
         spread = scale.repeat_interleave(block[0], 0)[:outputs].repeat_interleave(block[1], 1)
@@ -182,6 +215,11 @@ def floating(block: Any = None) -> Read:
 
 def compressed(settings: Config) -> Scheme:
     """compressed-tensors, one group of settings for all linear layers."""
+    for key in ("transform_config", "sparsity_config"):
+        if (own := settings.get(key)) and not (isinstance(own, Mapping) and own.get("format") == "dense"):
+            raise CheckpointError(
+                f"config.json: compressed-tensors with {key} ({str(own)[:60]}) is not served; a checkpoint without is."
+            )
     groups = settings.get("config_groups") or {}
     kinds = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
     if not kinds or any(not isinstance(kind, Mapping) or kind != kinds[0] for kind in kinds):
@@ -260,4 +298,5 @@ QUANTISERS: dict[str, Callable[[Config], Scheme]] = {
     "awq": awq,
     "fp8": fp8,
     "fbgemm_fp8": fp8,
+    "mxfp4": lambda settings: Scheme("blocks", mxfp4, bits=MXFP4),  # of experts alone: stacked.py
 }

@@ -27,11 +27,24 @@ def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
         )
     if kind not in SCALINGS:
         raise CheckpointError(f"rope scaling {kind!r} is not supported; supported are {', '.join(SCALINGS)}.")
+    refuse_unused(kind, params)
     rotated = int(head_dim * params.get("partial_rotary_factor", 1.0))
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     periods = params["rope_theta"] ** exponents
     inverse, scale = SCALINGS[kind](params, periods, trained_len, max_len)
     return Rope(tuple(inverse.tolist()), scale)
+
+
+def refuse_unused(kind: str, params: Params) -> None:
+    """CheckpointError for a key that this kind of scaling has no use for, unless it says what is so anyway."""
+    known = {*COMMON_KEYS, *SCALING_KEYS[kind]}
+    unused = [name for name, value in params.items() if name not in known and value is not None]
+    for name in unused:
+        if not (name == "factor" and params[name] == 1.0):
+            raise CheckpointError(
+                f"rope parameters of the kind {kind!r} have {name}, which would change the rotation in a way that is "
+                f"not served; known are {', '.join(sorted(known))}."
+            )
 
 
 def default(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
@@ -107,4 +120,14 @@ SCALINGS: dict[str, Scaling] = {
     "llama3": llama3,
     "yarn": yarn,
     "longrope": longrope,
+}
+COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
+               "max_position_embeddings", "mrope_section", "mrope_interleaved", "finetuned")  # fmt: skip
+"""Keys of every kind, used, or without a meaning for text: in it the sections of `mrope` share one position."""
+SCALING_KEYS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
+    "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
 }

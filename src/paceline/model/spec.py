@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "relu2"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_clamped"]
+RouterScore = Literal["softmax", "sigmoid"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +58,23 @@ class Experts:
     normed: bool
     """The weights of the chosen experts add up to 1; else they are their shares among all experts."""
     shared: int = 0
-    """Inner numbers of one more expert that every token uses, weighed by a gate of its own; 0: there is none."""
+    """Inner numbers of one more expert that every token uses; 0: there is none."""
+    shared_gated: bool = True
+    """That one is weighed by a gate of its own."""
+    score: RouterScore = "softmax"
+    """What a score becomes: a share among all experts, or a number between 0 and 1 of its own."""
+    corrected: bool = False
+    """Each expert has a number that is added to it where experts are chosen, not where they are weighed."""
+    groups: int = 1
+    """Experts are chosen from the best `active_groups` of these groups alone; a group is as good as its best
+    `group_best` experts together (DeepSeek-V3, arXiv 2412.19437, section 2.1.2)."""
+    active_groups: int = 1
+    group_best: int = 2
+    scale: float = 1.0
+    """Factor of all weights."""
+    floor: float = 0.0
+    """Added to the sum of the weights before they are divided by it."""
+    router_bias: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +93,7 @@ class Layer:
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A decoder. `family` is for messages only: no code outside families.py may branch on it."""
+    """A decoder. `family` is for messages only: no code outside families.py and read_spec.py may branch on it."""
 
     family: str
     layers: tuple[Layer, ...]
@@ -117,18 +134,30 @@ class ModelSpec:
     residual_scale: float = 1.0
     """What a layer adds is multiplied by this first."""
     logit_scale: float = 1.0
+    sinks: bool = False
+    """Each head has a score of its own that takes a share and gives nothing (gpt-oss)."""
+    swiglu: tuple[float, float] = (1.0, 0.0)
+    """Slope and limit of `swiglu_clamped`: (1 + up) gate sigmoid(slope gate), both cut at the limit."""
     early_exit: bool = False
     """It was trained to end behind any layer (`early_exit` in its config.json)."""
 
     @property
     def common(self) -> bool:
-        """Whether the native decoder computes all layers: attention, and dense feed-forward parts of one width."""
-        return all(layer.feed == Dense(self.ffn) and isinstance(layer.mixer, Attention) for layer in self.layers)
+        """Whether the native decoder computes all layers: attention, and dense feed-forward parts or mixtures."""
+        attends = all(isinstance(layer.mixer, Attention) for layer in self.layers)
+        mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
+        odd = mixed and (self.parallel or not self.gated)
+        return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))
 
     @property
     def ffn(self) -> int:
         """Inner numbers of the widest feed-forward part."""
         return max(max(feed.width, getattr(feed, "shared", 0)) for feed in (layer.feed for layer in self.layers))
+
+    @property
+    def mixtures(self) -> list[Experts]:
+        """The feed-forward parts that are mixtures, in order."""
+        return [layer.feed for layer in self.layers if isinstance(layer.feed, Experts)]
 
     @property
     def kv_width(self) -> int:

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from paceline.model.checkpoint import Tensors
 from paceline.model.families import FAMILIES
+from paceline.model.family import Names
 from paceline.model.footprint import layer_matrices
 from paceline.model.gguf import GgufTensors
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Experts, Layer, ModelSpec
 
 ROUNDED = 8.5
 """Bits of a weight that was stored as a float and is rounded in groups (`rounding.pack_bytes`)."""
@@ -29,12 +30,12 @@ def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int
     not all of a GGUF file's matrices are in groups."""
     if not isinstance(tensors, GgufTensors):
         return None
-    names = FAMILIES[spec.family].names
+    names = tensors.renamed or FAMILIES[spec.family].names
     head = names.embedding if spec.tied else names.head
     found = [f"{head}.weight"]
     for index in range(len(spec.layers)):
         at = names.layer.format(index)
-        found += [f"{at}{name}.weight" for name in (*names.qkv, names.out, *names.gate_up, names.down)]
+        found += [f"{at}{name}.weight" for fused in matrix_names(names, spec.layers[index]) for name in fused]
     file = [tensors.file_bits(name) for name in found]
     kept = list(matrices(tensors, spec))
     last = tensors.bits(found[0])
@@ -46,11 +47,11 @@ def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int
 
 def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[int, float | None]]:
     """Weights of each fused matrix, and the bits of one; None: stored as floats."""
-    names = FAMILIES[spec.family].names
+    names = tensors.renamed or FAMILIES[spec.family].names
     for index, layer in enumerate(spec.layers):
         at = names.layer.format(index)
-        parts = names.qkv, (names.out,), names.gate_up, (names.down,)
-        for number, ((outputs, inputs), fused) in enumerate(zip(layer_matrices(spec, layer), parts)):
+        parts = matrix_names(names, layer)
+        for number, ((outputs, inputs), fused) in enumerate(zip(layer_matrices(spec, layer), parts, strict=True)):
             kinds = [tensors.bits(f"{at}{name}.weight") for name in fused]
             if number == 0 and len(kinds) == 3 and None not in kinds and kinds[0] == kinds[1] != kinds[2]:
                 values = spec.kv_heads * spec.head_dim  # these lie apart (load.py)
@@ -58,6 +59,20 @@ def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[
                 yield values * inputs, kinds[2]
                 continue
             yield outputs * inputs, together(kinds)
+
+
+def matrix_names(names: Names, layer: Layer) -> Iterator[tuple[str, ...]]:
+    """What is fused into each of a layer's matrices, in the order of `layer_matrices`."""
+    yield names.qkv
+    yield (names.out,)
+    feed = layer.feed
+    if not isinstance(feed, Experts):
+        yield names.gate_up
+        yield (names.down,)
+        return
+    for number, below in enumerate((*map(names.expert.format, range(feed.count)), *[names.shared] * (feed.shared > 0))):
+        yield tuple(below + name.format(number) for name in names.expert_gate_up)
+        yield (below + names.expert_down.format(number),)
 
 
 def together(bits: list[float | None]) -> float | None:

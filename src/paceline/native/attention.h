@@ -206,7 +206,7 @@ struct Attention : Cache {
     for (i64 q = 0; q < count; q++, where += dims()) all[q] = {0, 0, where};
     for (i64 span = piece.span; span < piece.span + piece.spans; span++) attend(piece, layer, l, span, after, fresh, all);
     for (i64 q = 0; q < count; q++) {
-      if (!piece.part) finish(piece, q, all[q]);
+      if (!piece.part) finish(piece, q, all[q], l);
       else {
         float* to = part(piece, q, piece.span);
         to[0] = all[q].top, to[1] = all[q].sum, memcpy(to + 16, all[q].out, dims() * 4);
@@ -219,22 +219,23 @@ struct Attention : Cache {
     return b.parts + (query * b.spans + span) * (16 + dims());
   }
 
-  void join(const Piece& piece) {  // the spans of its queries, in order
+  void join(const Piece& piece, const Layer& l) {  // the spans of its queries, in order
     for (i64 q = 0; q < piece.last - piece.first; q++) {
       Mixed all = {0, 0, room<float>(s.out, dims())};
       for (i64 span = piece.span; span < piece.span + piece.join; span++) {
         float* from = part(piece, q, span);
         merge(all, {from[0], from[1], from + 16});
       }
-      finish(piece, q, all);
+      finish(piece, q, all, l);
     }
   }
 
-  void finish(const Piece& piece, i64 q, const Mixed& it) const {
+  void finish(const Piece& piece, i64 q, const Mixed& it, const Layer& l) const {
     const i64 query = piece.first + q, row = p.segment[piece.segment].start + query / group();
-    const i64 column = (piece.head * group() + query % group()) * m.head_dim;
+    const i64 head = piece.head * group() + query % group(), column = head * m.head_dim;
+    const float sum = l.sinks ? it.sum + std::exp(l.sinks[head] - it.top) : it.sum;
     for (i64 d = 0; d < m.head_dim; d += 16) {
-      const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(it.out + d), set(1.f / it.sum));
+      const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(it.out + d), set(1.f / sum));
       const __mmask16 k = below(m.head_dim - d);
       if (m.int8) _mm512_mask_storeu_ps(b.wide + row * m.heads * m.head_dim + column + d, k, y);
       else keep(b.mixed.data + row * b.mixed.stride, column + d, m.fused(), y, k);

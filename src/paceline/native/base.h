@@ -47,6 +47,16 @@ struct Norm {  // weight times sqrt(n), see Norm in model/blocks.py; null: the n
   const float *weight, *bias;
 };
 
+struct Experts {  // see Experts in model/spec.py
+  const float *router, *router_bias, *correction;  // [count][hidden], [count], [count]; the last two or null
+  const Linear *gate_up, *down;                    // of each expert
+  Linear shared_gate_up, shared_down;              // weight null: no expert that every row uses
+  const float* shared_gate;                        // [hidden], or null
+  i64 count, active, width, shared, sigmoid, normed, groups, active_groups, group_best;
+  double scale, floor;
+  i64* loads;                                      // [count + 1]: rows that each expert has had, and experts read; or null
+};
+
 struct Layer {
   Linear qkv, value;  // of each kv head its queries and key, then the values of all, unless these are apart in `value`
   Linear out, gate_up, down;  // gate_up: 16 gates, their 16 ups, .., or ups alone
@@ -54,9 +64,11 @@ struct Layer {
   const float* head_norm;  // times sqrt(n), see Norm
   const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary
   i64 rotated, window;   // window: 0 for none
+  const float* sinks;      // [heads]: scores that take a share and give nothing; or null
+  const Experts* experts;  // null: one feed-forward part, gate_up and down
 };
 
-enum Activation { SILU, GELU, SQUARED };  // SQUARED: of what is above 0
+enum Activation { SILU, GELU, SQUARED, CLAMPED };  // SQUARED: of what is above 0; CLAMPED: of gate and up together
 
 struct Model {
   i64 layers, hidden, heads, kv_heads, head_dim, ffn, vocab, int8, block_size, threads, unit;  // int8: rows are; 2: weights lie in groups
@@ -76,6 +88,8 @@ struct Model {
   i64 bytes;
   i64 rank;                        // largest of a matrix's, of all adapters; a multiple of 16
   const Delta* const* adapters;    // by slot: [layers][5], or null; null: there are none
+  double slope, limit;             // of CLAMPED
+  i64 active, routed, shared;      // of all mixtures the most: experts of a row, inner numbers of one, of a shared one; 0: none
   bool tiles() const { return !NARROW && unit == TILES; }
   bool fused() const { return NARROW || unit == FUSED; }
   bool grouped() const { return int8 == 2; }
@@ -232,6 +246,11 @@ INLINE __m512 sigmoid(__m512 x) {
 
 INLINE __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
   return _mm512_mul_ps(_mm512_fmsub_ps(set(2.f), sigmoid(_mm512_mul_ps(x, set(2.f / cap))), set(1.f)), set(cap));
+}
+
+INLINE __m512 clamped(__m512 gate, __m512 up, float slope, float limit) {  // (1 + up) gate sigmoid(slope gate), cut first
+  gate = _mm512_min_ps(gate, set(limit)), up = _mm512_max_ps(_mm512_min_ps(up, set(limit)), set(-limit));
+  return _mm512_mul_ps(_mm512_add_ps(up, set(1.f)), _mm512_mul_ps(gate, sigmoid(_mm512_mul_ps(gate, set(slope)))));
 }
 
 INLINE __m512 activated(__m512 x, i64 how) {

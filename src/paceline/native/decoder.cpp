@@ -13,17 +13,17 @@
 //
 //                   in 8 bits: the same of int8, and their scales [slot/512][layer][kv head][32][dim/32][16 slots]
 //
-// base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h: a thread's part of a pass, from the bottom up;
+// base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h, mixture.h: a thread's part of a pass, from the bottom up;
 // draw.h: tokens; draft.h: whole drafts; run.h: several passes in one call, with what proposer.h describes drafting
 // between them.
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "attention.h"
+#include "mixture.h"
 
-struct Worker : Attention {
-  using Attention::Attention;
+struct Worker : Mixtures {
+  using Mixtures::Mixtures;
 
   void layer(i64 index) {
     const Layer& l = m.layer[index];
@@ -33,17 +33,22 @@ struct Worker : Attention {
       done(EMBED);
     }
     if (how & ATTENDS) attention(index, l, how & SHARES ? b.entry : b.x);
-    if (how & FEEDS) feed(index, l, m.parallel && how & ATTENDS);
+    if (how & FEEDS && l.experts) mixture(l);
+    else if (how & FEEDS) feed(index, l, m.parallel && how & ATTENDS);
   }
 
   void attention(i64 index, const Layer& l, const float* x) {
-    const i64 rows = p.rows;
     i64 groups = scaled(l.qkv, l.value);
     if (m.parallel) groups = std::max(groups, scaled(l.gate_up));
-    norm_rows(x, l.attention_norm, rows, nullptr, nullptr, groups);
+    norm_rows(x, l.attention_norm, p.rows, nullptr, nullptr, groups);
     lower(index, QKV, b.normed);
     if (l.value.weight) lower(index, VALUE, b.normed);
     done(NORM);
+    attended(index, l);
+  }
+
+  void attended(i64 index, const Layer& l) {  // attention of what lies in `normed`
+    const i64 rows = p.rows;
     expect(index);
     const i64 all_heads = (m.heads + 2 * m.kv_heads) * m.head_dim;
     with(index, QKV), store(l.qkv, b.normed, rows, b.wide, all_heads);
@@ -60,7 +65,7 @@ struct Worker : Attention {
     done(ATTENTION);
     if (b.spans > 0) {
       for (i64 i = mine[0]; i < mine[1]; i++)
-        if (b.pieces[i].join) join(b.pieces[i]);
+        if (b.pieces[i].join) join(b.pieces[i], l);
       done(ATTENTION);
     }
     if (m.int8) {
@@ -80,7 +85,7 @@ struct Worker : Attention {
       done(NORM);
     } else if (lower(index, GATE_UP, b.normed)) done(LINEAR);
     const bool int8 = m.int8, floats = m.fused();  // copies, so that the loops below keep them in registers
-    const i64 width = m.ffn, how = m.activation;
+    const i64 width = l.down.in, how = m.activation;
     const Activations a = b.gated;
     float* y = b.wide;
     auto hold = [=](i64 row, i64 column, __m512 h) {
@@ -119,7 +124,7 @@ struct Worker : Attention {
     done(NORM);
   }
 
-  void run() {
+  void divide() {  // the pieces of attention
     i64 before = 0, total = 0;
     for (const Piece& piece : b.pieces) total += piece.work;
     for (const Piece& piece : b.pieces) {
@@ -127,6 +132,10 @@ struct Worker : Attention {
       mine[0] += middle * all / total < me, mine[1] += middle * all / total <= me;
       before += piece.work;
     }
+  }
+
+  void run() {
+    divide();
     if (p.embed) embed();
     done(EMBED);
     for (i64 i = p.first; i < p.last; i++) {
@@ -181,8 +190,9 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   const i64 rows = up(p.rows, 32), dims = up(m.head_dim, 32), group = m.heads / m.kv_heads;
   const i64 mixed = m.heads * m.head_dim, widest = std::max({(m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden, m.ffn});
   const i64 each = m.int8 ? 1 : m.wide(), step = (m.int8 ? 64 : 32) * each;  // bytes: of a number, and of a whole step
-  auto activations = [&](i64 width) {
+  auto activations = [&](i64 width, i64 of) {
     Activations a;
+    const i64 rows = up(of, 32);
     a.used = up(width * each, step);
     a.stride = a.used + (m.grouped() && a.used % 512 == 0 ? 64 : 0);  // else many rows meet in few sets of the first cache
     a.data = arena.take(rows * a.stride);
@@ -192,17 +202,25 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
     a.wholes = (int16_t*)arena.take(m.grouped() ? rows * wholes_each(a.groups) * 2 + 16 : 0);  // tiles read a record's whole line
     return a;
   };
+  const i64 pairs = p.rows * m.active;
   arena.used = 0;
   b.x = p.hidden ? p.hidden : (float*)arena.take(p.rows * m.hidden * 4);
   b.entry = (float*)arena.take(p.parts ? p.rows * m.hidden * 4 : 0);
-  b.wide = (float*)arena.take(rows * widest * 4);
+  b.wide = (float*)arena.take(std::max(rows * widest, pairs * m.routed + p.rows * m.shared) * 4);
   b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * m.wide());
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
   for (bf16*& low : b.low) low = (bf16*)arena.take(b.deltas.empty() ? 0 : p.rows * m.rank * 2);
-  b.normed = activations(m.hidden), b.mixed = activations(mixed), b.gated = activations(m.ffn);
-  if (arena.memory.size() >= arena.used)  // padding that is never written must be finite
-    for (const Activations& a : {b.normed, b.mixed, b.gated})
-      for (i64 r = 0; r < rows; r++) memset(a.data + r * a.stride + a.used - step, 0, step);
+  b.normed = activations(m.hidden, p.rows), b.mixed = activations(mixed, p.rows), b.gated = activations(m.ffn, p.rows);
+  const i64 spare = pairs ? pairs + 32 : 0;  // an expert's last panel reads beyond its rows
+  b.routed = activations(m.hidden, spare), b.inner = activations(m.routed, spare), b.shared = activations(m.shared, pairs ? p.rows : 0);
+  b.plain = (float*)arena.take(pairs ? p.rows * m.hidden * 4 : 0), b.sum = (float*)arena.take(pairs ? p.rows * m.hidden * 4 : 0);
+  b.share = (float*)arena.take(pairs * 4), b.chosen = (i64*)arena.take(pairs * 8);
+  if (arena.memory.size() < arena.used) return;
+  auto clear = [&](const Activations& a, i64 of) {  // padding that is never written must be finite
+    for (i64 r = 0; r < up(of, 32) && a.stride; r++) memset(a.data + r * a.stride + a.used - step, 0, step);
+  };
+  for (const Activations& a : {b.normed, b.mixed, b.gated}) clear(a, p.rows);
+  clear(b.routed, spare), clear(b.inner, spare), clear(b.shared, pairs ? p.rows : 0);
 }
 
 // Asks the system for tiles: ARCH_REQ_XCOMP_PERM, tile data. 0: granted.
@@ -313,7 +331,7 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
 // One layer alone: `head` of a model, from x [rows][in] to y [rows][out]
 static void multiply(const Model& m, const float* x, i64 rows, float* y) {
   Model alone = m;
-  alone.hidden = m.head.in, alone.heads = alone.kv_heads = alone.head_dim = alone.ffn = 1;
+  alone.hidden = m.head.in, alone.heads = alone.kv_heads = alone.head_dim = alone.ffn = 1, alone.active = 0;
   Pass p = {};
   p.rows = rows;
   Buffers b;
@@ -339,6 +357,7 @@ static void embed(const Model& m, const std::vector<i64>& tokens, float* to) {
   Worker(m, p, b).embed();
 }
 
+#include "propose_feature.h"
 #include "propose_model.h"
 #include "propose_head.h"
 #include "propose_merged.h"

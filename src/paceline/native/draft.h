@@ -98,8 +98,6 @@ extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i
 
 // -- trees --------------------------------------------------------------------------------------------------------------
 
-const i64 MOST = 64;  // nodes of a tree
-
 struct Place {  // a node whose distribution is known
   float chance;
   std::vector<float> share;  // of its likeliest continuations, falling
@@ -197,15 +195,20 @@ static Place law(const float* x, i64 n, float temperature, i64 k, float chance) 
   return place;
 }
 
+typedef std::vector<std::pair<i64, i64>> Pairs;
+
 // A tree for each segment: after the pass `p`, which wants one row of each, up to `limits.passes` passes, each over the tree
 // as it is and for the distributions that may change it. draft/dyspec.py is the slow twin and tells what `least` and `gain` are.
-static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const Limits& limits) {
-  std::vector<std::pair<i64, i64>> whose;  // tree and node of each wanted row
+// compute(pass, whose, above): a pass; whose: tree and node of each wanted row; above: tree and place of each row's parent, empty
+// for the first pass
+template <class Compute>
+static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const Limits& limits, Compute compute) {
+  Pairs whose, above;
   Laid laid{m.block_size, p.width, p.seconds};
   for (size_t i = 0; i < trees.size(); i++) whose.push_back({i, -1});
   Pass pass = p;
   for (i64 step = 0; !whose.empty(); step++) {
-    forward(m, pass);
+    compute(pass, whose, above);
     for (size_t r = 0; r < whose.size(); r++) {
       Tree& tree = trees[whose[r].first];
       const i64 node = whose[r].second;
@@ -213,7 +216,7 @@ static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const 
       if (node >= 0) tree.places[tree.nodes[node].place].below[tree.nodes[node].rank] = tree.places.size();
       tree.places.push_back(law(pass.logits + r * m.vocab, m.vocab, (float)tree.temperature, limits.children, chance));
     }
-    laid.clear(), whose.clear();
+    laid.clear(), whose.clear(), above.clear();
     for (size_t i = 0; i < trees.size(); i++) {
       Tree& tree = trees[i];
       if (tree.ended) continue;
@@ -233,25 +236,11 @@ static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const 
       laid.text(known, p.table + i * p.width, p.segment[i].shift);
       for (i64 j = 0; j < count; j++) {
         laid.row(tree.nodes[j].token, known - 1 + tree.nodes[j].depth, known + j, tree.nodes[j].word, wanted[j]);
+        above.push_back({i, tree.nodes[j].place});
         if (wanted[j]) whose.push_back({i, j});
       }
       tree.laid = tree.nodes;
     }
     pass = laid.pass(m);
-  }
-}
-
-// size [requests][nodes, depth]; tokens, parents [requests][64]; beyond the end of a tree: -1. computed [requests]
-extern "C" void paceline_tree(const Model* m, const Pass* p, const i64* size, const double* temperature,
-                              const double* least, const double* gain, i64 children, i64 passes, i64* tokens,
-                              i64* parents, i64* computed) {
-  std::vector<Tree> trees;
-  for (i64 i = 0; i < p->segments; i++) trees.push_back({size[2 * i], size[2 * i + 1], temperature[i], least[i], gain[i]});
-  grow(*m, *p, trees, {children, passes});
-  std::fill(tokens, tokens + trees.size() * MOST, -1);
-  for (size_t i = 0; i < trees.size(); i++) {
-    computed[i] = trees[i].computed();
-    for (size_t j = 0; j < trees[i].nodes.size(); j++)
-      tokens[i * MOST + j] = trees[i].nodes[j].token, parents[i * MOST + j] = trees[i].nodes[j].parent;
   }
 }

@@ -13,7 +13,7 @@
 #include "grouped_product.h"
 
 const i64 GROUP = 32, RECORD = 8;
-const i64 TILED_ROWS = 9;  // up to so many rows AVX-512 is quicker than AMX: a record has to be spread for tiles first
+const i64 TILED_ROWS = 9;  // most rows for which AVX-512 is quicker than AMX: a record has to be spread for tiles first
 
 // What scale and low are made of: Z is 2^(bits - 1), 128 of a table                      bits a weight of 4:
 enum Form {
@@ -30,7 +30,7 @@ enum Form {
 
 static bool whole_scales(i64 form) { return form == SUPER || form == SIXTEENS || form == SIGNED; }
 
-// Of a record of so many groups; `scales`: so many numbers of each kind
+// Bytes before the codes of a record with this many groups and scales
 static i64 head_bytes(i64 form, i64 groups, i64 scales) {
   switch (form) {
     case ZEROS: return up(scales * 96, 64);
@@ -135,7 +135,7 @@ static void decode(const Linear& l, const uint8_t* head, i64 output, i64 groups,
 #endif
 }
 
-// What is known of rows beside their numbers, of the groups from some on
+// The sums of rows' groups, from a row on
 struct RowSums {
   const float *scales, *sums;  // [rows][groups]
   const int16_t* wholes;  // [rows][each]: the same, then those of each 16 inputs; an odd count has a 0 behind it

@@ -11,6 +11,10 @@ struct Activations {  // rows of bfloat16, float32, or int8; columns padded with
   i64 groups;
   int16_t* wholes;  // the same, and those of each half group: RowSums
   RowSums of(i64 row) const { return RowSums{scale, sums, wholes, groups, wholes_each(groups)}.of(row); }
+  Activations from(i64 row) const {  // those from `row` on
+    return {data + row * stride, scale + row * std::max<i64>(1, groups), used, stride, sums + row * groups, groups,
+            wholes + row * (groups ? wholes_each(groups) : 0)};
+  }
 };
 
 // Of attention: queries [first, last) of a segment under one kv head, over some spans. Where other spans of theirs are
@@ -26,6 +30,9 @@ struct Buffers {
   float* parts;  // [queries][spans][top, sum, .., 16 + dims]
   i64 spans = 0;
   Activations normed, mixed, gated;
+  Activations routed, inner, shared;  // of a mixture: a row for each expert that a row uses, by expert; those gated; the shared one's
+  float *plain, *sum, *share;         // [rows][hidden]: what is routed, and what experts add; [rows][active]: weights
+  i64* chosen;                        // [rows][active]: experts
   std::vector<Piece> pieces;
   std::vector<const Delta*> deltas;  // of each row, those of its adapter, or null; empty: no row has one
   bf16* low[2] = {};                 // [rows][rank]: rows times the lower factor, of two matrices in turn

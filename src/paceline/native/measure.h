@@ -11,7 +11,7 @@ static inline uint64_t ticks() {
 #endif
 }
 
-// The least of `repeats` products of the first block of `head` with so many rows, from the caches; by one thread, without tiles
+// The least of `repeats` products of the first block of `head` with `rows` rows, from the caches; by one thread, without tiles
 extern "C" double paceline_ticks(const Model* m, i64 rows, i64 repeats) {
   const Linear& l = m->head;
   Model alone = *m;

@@ -3,7 +3,7 @@
 
 #include "proposer.h"
 
-const i64 RANKS = 10;  // draft/head_runs.py: WIDTH
+const i64 RANKS = 10;  // draft/head_runs.py: MAX_CHILDREN
 
 extern "C" {
 // One depth: y = straight z + SiLU(bent z), or y = z; then y += SiLU(W y) for each block; then logits. Each matrix is the `head`
@@ -17,16 +17,47 @@ struct Stage {
 
 struct Heads {
   const Model* target;          // whose embeddings
-  i64 tap, width, depth, sees;  // the run's tap that it reads; sees: z has the embeddings of the tokens above, too
+  const i64* tap;           // number of the run's tap that it reads
+  i64 width, depth, sees;   // sees: z has the embeddings of the tokens above, too
   const Stage* stage;           // [depth]
   i64 words;
   const i64* word;              // ids of a draft vocabulary; or null
-  const float* first;           // [texts][width]: hidden states before the run
+  float* first;                 // [texts][width]: hidden states before the run; with `text` those of the latest row
   const i64 *nodes, *deepest;   // [texts]
   const i64 *parent, *rank;     // of the best tree, its most valuable nodes first: rank, among its parent's continuations
   i64 *tries, *hits;            // [depth][RANKS]
   std::vector<std::vector<i64>>* ranks;  // of the nodes of the latest drafts
+  const Model* text;                     // the head's layers over the text's hidden states; or null
+  i64 blocks;
+  const i64 *table, *shift;              // [texts][blocks], [texts]
+  i64* entered;                          // [texts]: rows of the run that these layers have K/V of
 };
+
+// The layers over the text take in the rows that the latest rounds of the run have brought
+static void enter(Heads* s, i64 turns, const Turn* turn) {
+  const Model& m = *s->text;
+  Laid rows{m.block_size, s->blocks, nullptr};
+  std::vector<float> x, y;
+  std::vector<i64> last, whose;
+  for (i64 t = 0; t < turns; t++) {
+    const Turn& it = turn[t];
+    i64& n = s->entered[it.place];
+    if (n == it.said) continue;
+    rows.text(it.base + n, s->table + it.place * s->blocks, s->shift[it.place]);
+    for (; n < it.said; n++) {
+      const float* state = it.hidden + *s->tap * it.taps - (it.said - 1 - n) * s->width;
+      rows.row(0, it.base + n, it.base + n, 0, false);
+      x.insert(x.end(), state, state + s->width);
+    }
+    last.push_back(rows.token.size() - 1), whose.push_back(it.place);
+  }
+  if (whose.empty()) return;
+  y.resize(x.size());
+  Pass pass = rows.pass(m);
+  pass.embed = 0, pass.hidden = x.data(), pass.post_norm = y.data();
+  forward(m, pass);
+  for (size_t i = 0; i < whose.size(); i++) memcpy(s->first + whose[i] * s->width, &y[last[i] * s->width], s->width * 4);
+}
 
 void paceline_heads_propose(Heads* s, i64 turns, const Turn* turn, Draft* drafts) {
   struct Place {  // whose continuations are wanted
@@ -36,13 +67,14 @@ void paceline_heads_propose(Heads* s, i64 turns, const Turn* turn, Draft* drafts
   std::vector<Place> level, next;
   std::vector<i64> token, size(turns);
   std::vector<float> z, above, embedded, y, t, logits;
+  if (s->text) enter(s, turns, turn);
   if (!s->ranks) s->ranks = new std::vector<std::vector<i64>>;
   s->ranks->assign(turns, {});
   for (i64 i = 0; i < turns; i++) {
     const Turn& it = turn[i];
-    size[i] = std::min({s->nodes[it.place], it.room, it.most});
+    size[i] = std::min(s->nodes[it.place], it.most);
     if (size[i] <= 0) continue;
-    const float* hidden = it.hidden ? it.hidden + s->tap * it.taps : s->first + it.place * width;
+    const float* hidden = it.hidden && !s->text ? it.hidden + *s->tap * it.taps : s->first + it.place * width;
     level.push_back({i, -1, -1, (i64)level.size()});
     z.insert(z.end(), hidden, hidden + width);
     token.push_back(it.last());

@@ -22,7 +22,7 @@ void paceline_trees_propose(Trees* s, i64 turns, const Turn* turn, Draft* drafts
   std::vector<i64> whose;
   for (i64 t = 0; t < turns; t++) {
     const Turn& it = turn[t];
-    const i64 nodes = std::min({s->nodes[it.place], it.room, it.most});
+    const i64 nodes = std::min(s->nodes[it.place], it.most);
     s->computed[it.place] = 0;
     if (nodes <= 0) continue;
     lacking(rows, *s->behind, it, s->reach[it.place]);
@@ -30,7 +30,7 @@ void paceline_trees_propose(Trees* s, i64 turns, const Turn* turn, Draft* drafts
     whose.push_back(t);
     s->reach[it.place] = it.known();
   }
-  if (!trees.empty()) grow(*s->model, rows.pass(*s->model), trees, {s->children, s->passes});
+  if (!trees.empty()) grow(*s->model, rows.pass(*s->model), trees, {s->children, s->passes}, [&](const Pass& pass, auto&, auto&) { forward(*s->model, pass); });
   for (size_t i = 0; i < trees.size(); i++) {
     Draft& draft = drafts[whose[i]];
     s->computed[turn[whose[i]].place] = trees[i].computed();

@@ -59,7 +59,7 @@ struct Rows : Linears {
       return;
     }
     float* scale = a.scale + row * a.groups;
-    for (i64 g = 0; g < a.groups; g += groups) {
+    for (i64 g = 0; g * GROUP < n; g += groups) {
       const float by = quantise(x + g * GROUP, std::min(groups * GROUP, n - g * GROUP), to + g * GROUP);
       for (i64 i = g; i < std::min(g + groups, a.groups); i++) scale[i] = by;
     }

@@ -29,12 +29,27 @@ class CNorm(Structure):
     _fields_ = pointers("weight", "bias")
 
 
+class CExperts(Structure):
+    _fields_ = [
+        *pointers("router", "router_bias", "correction"),
+        *((name, POINTER(CLinear)) for name in ("gate_up", "down")),
+        *((name, CLinear) for name in ("shared_gate_up", "shared_down")),
+        *pointers("shared_gate"),
+        *integers("count", "active", "width", "shared", "sigmoid", "normed"),
+        *integers("groups", "active_groups", "group_best"),
+        *doubles("scale", "floor"),
+        *pointers("loads"),
+    ]
+
+
 class CLayer(Structure):
     _fields_ = [
         *((name, CLinear) for name in ("qkv", "value", "out", "gate_up", "down")),
         *((name, CNorm) for name in ("attention_norm", "ffn_norm", "attention_post", "ffn_post")),
         *pointers("head_norm", "turn"),
         *integers("rotated", "window"),
+        *pointers("sinks"),
+        ("experts", POINTER(CExperts)),
     ]
 
 
@@ -57,6 +72,8 @@ class CModel(Structure):
         *pointers("keys", "values", "key_scales", "value_scales"),
         *integers("bytes", "rank"),
         *pointers("adapters"),
+        *doubles("slope", "limit"),
+        *integers("active", "routed", "shared"),
     ]
 
 
@@ -143,6 +160,27 @@ class CTrees(Structure):
     ]
 
 
+class CFeatureLayer(Structure):
+    _fields_ = [
+        *((name, POINTER(CModel)) for name in ("model", "target", "fuse")),
+        *integers("fused", "normed"),
+        *((name, CNorm) for name in ("embedding_norm", "feature_norm")),
+        *pointers("features", "word"),
+    ]
+
+
+class CFeatureTrees(Structure):
+    _fields_ = [
+        ("layer", POINTER(CFeatureLayer)),
+        ("behind", POINTER(CPass)),
+        *pointers("tap"),
+        *integers("taps"),
+        *pointers("nodes", "least", "gain", "reach", "stored"),
+        *integers("children", "passes"),
+        *doubles("sharp"),
+    ]
+
+
 class CStage(Structure):
     _fields_ = [*pointers("straight", "bent"), *integers("blocks"), *pointers("block", "output")]
 
@@ -150,10 +188,14 @@ class CStage(Structure):
 class CHeads(Structure):
     _fields_ = [
         ("target", POINTER(CModel)),
-        *integers("tap", "width", "depth", "sees"),
+        *pointers("tap"),
+        *integers("width", "depth", "sees"),
         *pointers("stage"),
         *integers("words"),
         *pointers("word", "first", "nodes", "deepest", "parent", "rank", "tries", "hits", "ranks"),
+        ("text", POINTER(CModel)),
+        *integers("blocks"),
+        *pointers("table", "shift", "entered"),
     ]
 
 
@@ -210,13 +252,6 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_draft.restype = None
     library.paceline_run.argtypes = [POINTER(CModel), POINTER(CPass), POINTER(CRun)]
     library.paceline_run.restype = None
-    library.paceline_tree.argtypes = [
-        POINTER(CModel),
-        POINTER(CPass),
-        *[c_void_p] * 4,
-        c_int64,
-        c_int64,
-        *[c_void_p] * 3,
-    ]
-    library.paceline_tree.restype = None
+    library.paceline_features.argtypes = [POINTER(CFeatureLayer), POINTER(CPass), c_void_p]
+    library.paceline_features.restype = None
     return library

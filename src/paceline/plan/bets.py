@@ -35,3 +35,9 @@ class Bet:
         low, mean, high = self.tokens
         of = f"{self.what} {self.drafter} x{self.nodes}{many}: +{mean:.1f} tokens ({low:.1f} to {high:.1f})"
         return f"{of} in {1e3 * self.cost:.1f} ms; plain {1e3 * self.plain:.1f} ms"
+
+    @property
+    def why_paid(self) -> str:
+        """In words, with what it costs if it does not pay."""
+        more = self.cost / (1.0 + self.tokens.mean) / self.plain - 1.0
+        return f"{self.why}; it takes {more:.0%} more time for each token" if more > 0.0 else self.why

@@ -6,7 +6,7 @@ clock and no chance: equal inputs make equal decisions.
 """
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -114,6 +114,8 @@ class Goodput(LengthPolicy):
     _keys: dict[int, str] = field(default_factory=dict)
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
+    _asked: tuple[tuple[int, frozenset[str]], int, tuple[str, ...]] = ((0, frozenset()), 0, ())
+    """Reasons for drafters that users named: for whom they hold, the step at which they are too old, and the words."""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.times)
@@ -167,7 +169,23 @@ class Goodput(LengthPolicy):
             shares.update(self._choose(free, room - used, whole, first, decision))
         decision.shares = shares
         decision.passes = self._passes(requests, decision, base)
+        if named:
+            decision.why = (*decision.why, *self._obeyed(named, shares, base))
         return decision
+
+    def _obeyed(self, requests: Sequence[Request], shares: Mapping[int, Share], base: Work) -> tuple[str, ...]:
+        """What drafters that users named bring and cost, as far as it is known."""
+        asked = [(r, it) for r in requests if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms]
+        kind = len(asked), frozenset(share.drafter for _, share in asked)
+        if kind != self._asked[0] or self.step >= self._asked[1]:
+            choice: Choice = {
+                r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), base.requests)[0])
+                for r, it in asked
+            }
+            price = self._price(requests, base)
+            why = tuple(f"asked for: {self._bet(name, choice, requests, price).why_paid}" for name in sorted(kind[1]))
+            self._asked = kind, self.step + HOLD, why
+        return self._asked[2]
 
     def _choose(
         self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision

@@ -1,6 +1,6 @@
 """What a step costs: a table per model and machine, measured at start-up, refined by every step since.
 
-    seconds = speed * (passes * target(rows, requests, context, pairs, logits) + rest(requests, nodes))
+    seconds = speed * (passes * target(rows, requests, context, pairs) + rest(requests, nodes))
               + draft(drafter, requests, depth, nodes) + ...
 
 `target` is a staircase: one value at each of `KNOTS` rows (panels of 16 rows share a read of the weights), straight
@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 from paceline.core.plan import Work
@@ -82,6 +83,18 @@ def hats(rows: int, knots: Sequence[int] = KNOTS) -> dict[int, float]:
     return {low: 1.0 - part, high: part}
 
 
+def rising(values: Iterable[float]) -> list[float]:
+    """The nearest values that never fall: neighbours that do get their mean (isotonic regression)."""
+    pools = list[tuple[float, int]]()
+    for value in values:
+        mean, count = value, 1
+        while pools and pools[-1][0] > mean:
+            before, many = pools.pop()
+            mean, count = (mean * count + before * many) / (count + many), count + many
+        pools.append((mean, count))
+    return [mean for mean, count in pools for _ in range(count)]
+
+
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """One drafter's part of a step: how many requests it drafts for, its deepest chain, and all its nodes. The
@@ -124,9 +137,7 @@ class Times:
 
 
 def _target() -> Terms:
-    return Terms(
-        {**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "requests": 1e-5, "context": 1e-7, "pairs": 1e-8, "logits": 1e-5}
-    )
+    return Terms({**{k: 1e-3 * (1.0 + k / 64) for k in KNOTS}, "requests": 1e-5, "context": 1e-7, "pairs": 1e-8})
 
 
 def _draft(tree: bool = False) -> Terms:
@@ -168,7 +179,7 @@ class StepTimes:
             part = max(0.0, (rows - low) / (high - low))
             pass_ = w[low] * (1.0 - part) + w[high] * part
         read = w["context"] * work.context + w["pairs"] * work.pairs
-        return self.speed * work.passes * (pass_ + w["requests"] * work.requests + read + w["logits"] * work.logits)
+        return self.speed * work.passes * (pass_ + w["requests"] * work.requests + read)
 
     def cheap_rows(self, most: int) -> int:
         """Rows, at most `most`, up to which twice as many do not take much longer: drafts seldom bring as much more."""
@@ -328,14 +339,15 @@ class StepTimes:
         scale = samples[0][1] / self.target.predict(_features(samples[0][0]))
         self.target = self.target.scaled(scale)
         self.target.fit([(_features(work), seconds) for work, seconds in samples])
+        weights = self.target.weights
         touched = {k for work, _ in samples for k, weight in hats(work.rows).items() if weight}
         known = [k for k in KNOTS if k in touched]
+        weights.update(zip(known, rising(weights[k] for k in known)))
         for k in KNOTS:
             if k not in touched:
                 near = max((j for j in known if j < k), default=known[0])
-                self.target.weights[k] = self.target.weights[near] * max(1.0, k / near)
-        for k, above in reversed([*pairwise(KNOTS)]):  # what others did to the machine only adds
-            self.target.weights[k] = min(self.target.weights[k], self.target.weights[above])
+                above = min((weights[j] for j in known if j > k), default=inf)
+                weights[k] = min(above, weights[near] * max(1.0, k / near))
 
     def fit(self, samples: Sequence[tuple[Work, Sequence[Drafting], Times]]) -> None:
         """What drafting and the rest take, from steps of an engine."""
@@ -374,7 +386,6 @@ def _features(work: Work) -> dict[Any, float]:
         "requests": work.requests,
         "context": work.context,
         "pairs": work.pairs,
-        "logits": work.logits,
     }
     one.update(hats(work.rows))
     return one if work.passes == 1 else {name: work.passes * x for name, x in one.items()}

@@ -14,12 +14,12 @@ from paceline.plan.cost import StepTimes, Times
 
 LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
-CREDIT_S, CREDIT_STEPS = 1.0, 8
+CREDIT_S, CREDIT_STEPS = 1.0, 5
 """What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
 CHECK_PASSES = 96
 """Passes without a plain step after which one measures what that takes; a third as many while nothing is saved."""
-PLAIN_RATE = 0.1
-"""Weight of a new measurement of a plain step, once there are many."""
+KNOWN_STEPS, MOST_STEPS = 4, 24
+"""Plain steps that the table's price of one counts for, and most that earlier ones count for."""
 PASSES = 8
 """Most passes of the target in one step."""
 
@@ -30,34 +30,6 @@ def fitting(patience: float, seconds: float) -> int:
 
 
 @dataclass(slots=True)
-class PlainStep:
-    """A plain step of some requests, in seconds: a pass of the target, everything else in a step of one pass, and that
-    in a step of several."""
-
-    target: float
-    context: float
-    """Committed rows that the pass read."""
-    rest: float
-    several: float
-    count: int = 0
-
-    def learn(self, work: Work, times: Times) -> None:
-        self.count += 1
-        rate = max(PLAIN_RATE, 1.0 / self.count)
-        self.target += rate * (_near(times.target / work.passes, self.target, self.count) - self.target)
-        self.context += rate * (work.context - self.context)
-        if work.passes == 1:
-            self.rest += rate * (_near(times.rest, self.rest, self.count) - self.rest)
-        else:
-            self.several += rate * (_near(times.rest, self.several, self.count) - self.several)
-
-
-def _near(seconds: float, expected: float, count: int) -> float:
-    """One interrupted step says little: at most a factor of two, but for the first."""
-    return seconds if count == 1 else min(max(seconds, 0.5 * expected), 2.0 * expected)
-
-
-@dataclass(slots=True)
 class Unchecked:
     """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more,
     at the mean of both prices, when the next plain step says what the price is."""
@@ -65,8 +37,8 @@ class Unchecked:
     lost: float
     """The account before them."""
     seconds: float = 0.0
-    passes: dict[tuple[int, bool], float] = field(default_factory=dict)
-    """{(requests, straight): plain passes that their tokens are worth}"""
+    worth: float = 0.0
+    """Seconds of plain decoding for their tokens, at the price that was known."""
 
 
 @dataclass(slots=True)
@@ -78,8 +50,9 @@ class Governor:
     """Seconds that speculation has saved since the start; below 0: lost."""
     seconds: float = 0.0
     """Seconds of all steps."""
-    plain: dict[int, PlainStep] = field(default_factory=dict)
-    """{requests: what a plain step of that many takes}"""
+    plain: dict[int, tuple[float, int]] = field(default_factory=dict)
+    """{requests: how many times as long as the table says a plain step of that many takes, and from how many steps that
+    is known}. The table follows the machine's speed in all steps, so that a plain step is known between two of them."""
     lost: dict[str, float] = field(default_factory=dict)
     """Seconds lost of late, by key of the requests; "" is all together. They leak by LOSS of the time, so that the loss
     of every stretch of time is bounded, and what was saved long ago pays for nothing now."""
@@ -92,25 +65,24 @@ class Governor:
 
     def pass_seconds(self, requests: int, context: float, straight: bool = False) -> float:
         """A plain pass with its part of the step. `straight`: steps may have several passes."""
-        plain = self._plain(requests)
-        slope = self.times.target.weights["context"] * self.times.speed
-        target = max(0.5 * plain.target, plain.target + slope * (context - plain.context))
+        times, rows = self.times, round(context)
+        target = times.of_target(Work(requests, requests, rows, rows, requests))
         passes = fitting(self.patience, target) if straight else 1
-        return target + (plain.rest if passes == 1 else plain.several / passes)
+        return self._ratio(requests)[0] * (target + times.of_rest(requests, 0, passes) / passes)
 
-    def _plain(self, requests: int) -> PlainStep:
-        """As measured with as many requests; else as the table says, corrected by what was measured with the nearest
-        number."""
-        if (known := self.plain.get(requests)) is not None:
-            return known
-        times, work = self.times, Work(requests, requests, 0, 0, requests)
-        made = PlainStep(times.of_target(work), 0, times.of_rest(requests, 0), times.of_rest(requests, 0, 2))
-        if self.plain:
-            near = min(self.plain, key=lambda n: abs(n - requests))
-            other = self.plain[near]
-            like = Work(near, near, round(other.context), round(other.context), near)
-            made.target *= other.target / times.of_target(like)
-        return made
+    def _ratio(self, requests: int) -> tuple[float, int]:
+        """As measured with as many requests; else with the nearest number."""
+        if requests in self.plain or not self.plain:
+            return self.plain.get(requests, (1.0, KNOWN_STEPS))
+        return self.plain[min(self.plain, key=lambda n: abs(n - requests))][0], KNOWN_STEPS
+
+    def _measured(self, work: Work, times: Times) -> None:
+        """A plain step: one that was interrupted says little, at most a factor of two."""
+        expected = self.times.of_target(work) + self.times.of_rest(work.requests, 0, work.passes)
+        ratio, count = self._ratio(work.requests)
+        new = (times.target + times.rest) / expected
+        rate = 1.0 / min(count + 1, MOST_STEPS)
+        self.plain[work.requests] = ratio + rate * (min(max(new, 0.5 * ratio), 2.0 * ratio) - ratio), count + 1
 
     @property
     def credit(self) -> float:
@@ -133,16 +105,15 @@ class Governor:
 
     def rested(self, work: Work, times: Times) -> None:
         """A step in which nobody was drafted for. Keeping a drafter's K/V up in it is lost."""
-        kinds = {at for each in self.open.values() for at in each.passes}
-        before = {at: self.pass_seconds(at[0], work.context, at[1]) for at in kinds}
-        self.plain.setdefault(work.requests, self._plain(work.requests)).learn(work, times)
-        price = {at: 0.5 * (before[at] + self.pass_seconds(at[0], work.context, at[1])) for at in kinds}
+        before = self._ratio(work.requests)[0]
+        if self.times.seen:  # else the table's scale is not known yet
+            self._measured(work, times)
+        changed = 0.5 * (self._ratio(work.requests)[0] / before - 1.0)
         for key, each in self.open.items():
-            worth = sum(passes * price[at] for at, passes in each.passes.items())
             self.lost[key] = each.lost
-            self._book(key, each.seconds - worth, each.seconds)
+            self._book(key, each.seconds - (1.0 + changed) * each.worth, each.seconds)
             if key == "":
-                self.saved += worth - sum(passes * before[at] for at, passes in each.passes.items())
+                self.saved += changed * each.worth
         self.open.clear()
         self.seconds += times.total
         self.unchecked = 0
@@ -163,11 +134,11 @@ class Governor:
         self.betting = max(-self.credit, self.betting - LOSS * seconds)
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
         for key, (mine, got) in {**tokens, "": chosen}.items():
-            took, at = seconds * mine / n, (n, straight)
+            took, worth = seconds * mine / n, got * price / n
             each = self.open.setdefault(key, Unchecked(self.lost.get(key, 0.0)))
             each.seconds += took
-            each.passes[at] = each.passes.get(at, 0.0) + got / n
-            self._book(key, took - got * price / n, took)
+            each.worth += worth
+            self._book(key, took - worth, took)
 
     def shared(self, seconds: float, lost: float) -> None:
         """A step that prompts share, whose rows are not speculation's: `lost` is what it is expected to have lost."""

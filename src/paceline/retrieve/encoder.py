@@ -4,15 +4,13 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import CheckpointError, InputError
 
-MAX_ENCODER_TOKENS = 256
-"""Tokens of a text that are read, where the model does not say."""
 ENCODER_BATCH_TEXTS = 32
 
 
@@ -27,26 +25,47 @@ class Encoder(Protocol):
         """[n, width], each of length 1."""
 
 
-class SentenceEncoder:
-    """A BERT-like sentence encoder in Hugging Face layout whose vector is the mean of its last hidden states, as
-    all-MiniLM-L6-v2 is."""
+class TextReader:
+    """A BERT-like checkpoint in Hugging Face layout and its tokenizer. `auto`: the class of transformers that loads
+    it."""
 
-    def __init__(self, path: Path) -> None:
+    pooling = ""
+    """How the vector of a text is made, of an encoder that makes one."""
+
+    def __init__(self, path: Path, auto: str) -> None:
         """CheckpointError for a folder that holds no such model."""
-        from transformers import AutoModel, AutoTokenizer
+        import transformers
 
-        check(path)
+        self.path = path
         try:
-            self.tokenizer = AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
-            self.model = AutoModel.from_pretrained(str(path), trust_remote_code=False).float().eval()
+            self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
+            loads = getattr(transformers, auto)
+            self.model = loads.from_pretrained(str(path), trust_remote_code=False, use_safetensors=True).float().eval()
         except Exception as error:
             raise CheckpointError(f"{path} holds no sentence encoder ({type(error).__name__}: {error}).") from error
         limits = path / "sentence_bert_config.json"
         said = json.loads(limits.read_text(encoding="utf-8")) if limits.is_file() else {}
-        self.longest = min(
-            int(said.get("max_seq_length", MAX_ENCODER_TOKENS)), self.model.config.max_position_embeddings
-        )
+        most = min(self.model.config.max_position_embeddings, self.tokenizer.model_max_length)
+        self.longest: int = min(int(said.get("max_seq_length", most)), most)
         self.width: int = self.model.config.hidden_size
+
+    def lengths(self, texts: Sequence[tuple[str, ...]]) -> list[int]:
+        """Tokens of each text, or pair of texts, with the special ones."""
+        read = [self.tokenizer(*each, truncation=False, verbose=False)["input_ids"] for each in texts]
+        return list(map(len, read))
+
+    def tokens(self, *texts: list[str]) -> Any:
+        """Token ids of texts, or pairs of them, cut to what is read, and where each has any."""
+        return self.tokenizer(*texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
+
+
+class SentenceEncoder(TextReader):
+    """An encoder whose vector is the mean of its last hidden states, as all-MiniLM-L6-v2's is, or the first of them."""
+
+    def __init__(self, path: Path) -> None:
+        check(path)
+        super().__init__(path, "AutoModel")
+        self.pooling = pooling_of(path)
         self.name = fingerprint(path)
 
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
@@ -54,28 +73,62 @@ class SentenceEncoder:
         vectors = np.empty((len(texts), self.width), np.float32)
         for start in range(0, len(order), ENCODER_BATCH_TEXTS):
             part = order[start : start + ENCODER_BATCH_TEXTS]
-            vectors[part] = self._batch([texts[i] for i in part])
+            vectors[part] = self.read([texts[i] for i in part])[0]
         return vectors
 
-    def _batch(self, texts: list[str]) -> NDArray[np.float32]:
+    def read(self, texts: Sequence[str]) -> tuple[NDArray[np.float32], int]:
+        """Vectors of some texts in one pass, and their tokens."""
         import torch
 
-        read = self.tokenizer(texts, padding=True, truncation=True, max_length=self.longest, return_tensors="pt")
+        read = self.tokens([*texts])
         with torch.inference_mode():
             states = self.model(**read).last_hidden_state
         mask = read["attention_mask"].unsqueeze(-1)
-        mean = (states * mask).sum(1) / mask.sum(1).clamp(min=1)
+        mean = states[:, 0] if self.pooling == "cls" else (states * mask).sum(1) / mask.sum(1).clamp(min=1)
         made: NDArray[np.float32] = torch.nn.functional.normalize(mean, dim=1).numpy()
-        return made
+        return made, int(mask.sum())
+
+
+class PairEncoder(TextReader):
+    """A cross-encoder: it reads both texts of a pair at once and says, from 0 to 1, how well they go together."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, "AutoModelForSequenceClassification")
+        if self.model.config.num_labels != 1:
+            labels = self.model.config.num_labels
+            raise CheckpointError(f"{path} sorts texts into {labels} classes; give a cross-encoder with one score.")
+
+    def judge(self, pairs: Sequence[tuple[str, str]]) -> tuple[NDArray[np.float32], int]:
+        """A score of each pair, the sigmoid of the head's output, and their tokens."""
+        import torch
+
+        read = self.tokens([one for one, _ in pairs], [two for _, two in pairs])
+        with torch.inference_mode():
+            made: NDArray[np.float32] = self.model(**read).logits[:, 0].sigmoid().numpy()
+        return made, int(read["attention_mask"].sum())
 
 
 def check(path: Path) -> None:
-    """Refuse what is no mean of hidden states."""
+    """Refuse what is no sentence encoder, or makes its vectors in another way."""
     if not (path / "config.json").is_file() or not (path / "model.safetensors").is_file():
         raise InputError(f"{path} holds no encoder; give a folder with config.json and model.safetensors.")
-    pooling = path / "1_Pooling" / "config.json"
-    if pooling.is_file() and not json.loads(pooling.read_text(encoding="utf-8")).get("pooling_mode_mean_tokens"):
-        raise InputError(f"{path} does not pool by the mean of its tokens; give an encoder that does.")
+    pooling_of(path)
+    modules = path / "modules.json"
+    parts = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+    kinds = {str(part.get("type", "")).rpartition(".")[2] for part in parts}
+    if more := sorted(kinds - {"Transformer", "Pooling", "Normalize"}):
+        raise InputError(f"{path} has the part {more[0]} behind its encoder, which is not computed; give another.")
+
+
+def pooling_of(path: Path) -> str:
+    """mean or cls, as the folder says; mean where it says nothing. InputError for any other."""
+    file = path / "1_Pooling" / "config.json"
+    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"pooling_mode_mean_tokens": True}
+    modes = [name for name, on in said.items() if name.startswith("pooling_mode_") and on is True]
+    found = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
+    if len(modes) != 1 or modes[0] not in found:
+        raise InputError(f"{path} does not pool by the mean of its tokens or by the first; give an encoder that does.")
+    return found[modes[0]]
 
 
 def fingerprint(path: Path) -> str:

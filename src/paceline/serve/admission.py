@@ -18,6 +18,8 @@ from paceline.engine.door import Trip, Wishes
 from paceline.serve.errors import ApiError
 
 MOST_WAIT_S = 60
+CLIENT_HEADER = "Paceline-Client"
+"""In it a router says for which of its clients it asks."""
 
 
 class Budget:
@@ -191,11 +193,11 @@ class Bodies(Budget):
 
 class Hosts:
     """Which Host headers are answered. A web page may give its own name the address of this machine (DNS rebinding) and
-    then read what a server that needs no key says to it; so on loopback only loopback's names are, unless configured
-    otherwise."""
+    then read what a server that needs no key says to it; so on loopback only loopback's names are, and elsewhere, where
+    some are named, those and loopback's."""
 
     def __init__(self, host: str, keyed: bool, allowed: Sequence[str]) -> None:
-        self.any = keyed or "*" in allowed or not is_loopback(host)
+        self.any = keyed or "*" in allowed or not (allowed or is_loopback(host))
         self.allowed = {name.strip().lower().strip("[]") for name in allowed} | {host.lower()}
 
     def check(self, header: str) -> None:
@@ -207,8 +209,8 @@ class Hosts:
         if not (name in self.allowed or is_loopback(name)):
             raise ApiError(
                 403,
-                f"Host is {name[:100]!r}, but this server answers to loopback names; start it with --allowed-host "
-                "NAME, or with keys.",
+                f"Host is {name[:100]!r}, but this server answers to loopback names and those it was given; start it "
+                "with --allowed-host NAME, or with keys.",
                 code="host_not_allowed",
             )
 

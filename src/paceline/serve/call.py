@@ -1,6 +1,7 @@
 """One tool call, {"name": ..., "arguments": {...}}, as it is written."""
 
 import json
+from collections.abc import Collection
 
 from paceline.serve.json_reader import JSON_SPACE, JsonReader
 
@@ -10,9 +11,10 @@ NAMES_OF_ARGUMENTS = ("arguments", "parameters")
 class CallReader:
     """One object of a call, character by character."""
 
-    def __init__(self, bare: bool) -> None:
-        """`bare`: without a marker an object needs arguments to be a call."""
-        self._json, self._bare = JsonReader(), bare
+    def __init__(self, bare: bool, names: Collection[str] = ()) -> None:
+        """`bare`: without a marker an object needs arguments to be a call, and one of these `names`, if there are
+        any."""
+        self._json, self._bare, self._names = JsonReader(), bare, names
         self.name: str | None = None
         self.arguments = ""
         """Arguments read and not fetched yet."""
@@ -58,7 +60,8 @@ class CallReader:
     def _field(self, value: str) -> bool:
         if self._key == "name":
             self.name = json.loads(value)
-            return isinstance(self.name, str) and self.name != ""
+            known = not self._bare or not self._names or self.name in self._names
+            return isinstance(self.name, str) and self.name != "" and known
         if self._key in NAMES_OF_ARGUMENTS and value[0] != "{":
             if value != "null" and value[0] != '"':
                 return False

@@ -1,8 +1,8 @@
-"""POST /v1/embeddings: vectors of texts from the served decoder, pooled as the server or the request says."""
+"""POST /v1/embeddings: vectors of texts from the served model, pooled as it, the server or the request says."""
 
 import base64
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Awaitable, Sequence
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -12,14 +12,16 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.door import DOOR
 from paceline.serve.body import JsonRoute
+from paceline.serve.encoders import EncoderHost
 from paceline.serve.errors import ApiError
 from paceline.serve.prompts import Prompt, as_prompts, encode
 from paceline.serve.responses import ERRORS
-from paceline.serve.server import Here, Server
+from paceline.serve.server import Here, ServedHost, Server
 from paceline.serve.sse import json_unless_gone
 from paceline.serve.wire import Ids, Label, Wire
 
 router = APIRouter(route_class=JsonRoute)
+Awaited = TypeVar("Awaited")
 DEFAULT_POOLING = "mean"
 """What makes a vector of a text where nobody says it; answers tell it in a header."""
 MAX_TEXTS = 2048
@@ -58,10 +60,9 @@ class EmbeddingsShape(BaseModel):
 @router.post("/v1/embeddings", responses={200: {"model": EmbeddingsShape}, **ERRORS})
 async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Response:
     """One vector of unit length for each text."""
-    server = await host.of(body.model)
+    server = await source(host, body.model)
     server.check_places(1)
-    pooling = pooling_of(body.pooling, server)
-    size = server.llm.llm.engine.model.spec.hidden  # type: ignore[attr-defined]
+    pooling, size = pooling_of(body.pooling, server), server.width
     if body.dimensions not in (None, size):
         raise ApiError(400, f"dimensions is {body.dimensions}, but the vectors have {size}.", param="dimensions")
     response = await json_unless_gone(request, answer(body, server, pooling))
@@ -69,11 +70,46 @@ async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Re
     return response
 
 
-def pooling_of(wish: str | None, server: Server) -> str:
-    return wish or server.settings.pooling or DEFAULT_POOLING
+class DecoderVectors:
+    """Vectors from a decoder that also writes."""
+
+    def __init__(self, server: Server) -> None:
+        self.server, self.model, self.settings = server, server.model, server.settings
+        self.check_places = server.check_places
+
+    @property
+    def width(self) -> int:
+        size: int = self.server.llm.llm.engine.model.spec.hidden  # type: ignore[attr-defined]
+        return size
+
+    def pooling(self, wish: str | None) -> str:
+        return wish or self.settings.pooling or DEFAULT_POOLING
+
+    async def vectors(self, texts: Sequence[Prompt], pooling: str, name: str) -> tuple[list[list[float]], int]:
+        server, longest = self.server, self.settings.max_prompt_tokens
+        ids = await encode(server, texts)
+        for each in ids:
+            if longest is not None and len(each) > longest:
+                raise InputError(f"{name} has a text of {len(each)} tokens, but this server takes at most {longest}.")
+        return await server.llm.embed(ids, pooling, adapter=server.adapter), sum(map(len, ids))
 
 
-async def answer(body: EmbeddingRequest, server: Server, pooling: str) -> dict[str, Any]:
+VectorSource = DecoderVectors | EncoderHost
+
+
+async def source(host: ServedHost, name: str | None) -> VectorSource:
+    """What makes the vectors of a request. Raises ApiError 404 for a name that is not served."""
+    if isinstance(host, EncoderHost):
+        host.check_model(name)
+        return host
+    return DecoderVectors(await host.of(name))
+
+
+def pooling_of(wish: str | None, server: VectorSource) -> str:
+    return server.pooling(wish)
+
+
+async def answer(body: EmbeddingRequest, server: VectorSource, pooling: str) -> dict[str, Any]:
     """OpenAI's answer."""
     if body.input == []:
         raise ApiError(400, "input is [], but it must hold at least one token or text.", param="input")
@@ -87,22 +123,21 @@ async def answer(body: EmbeddingRequest, server: Server, pooling: str) -> dict[s
 
 
 async def vectors(
-    texts: Sequence[Prompt], server: Server, pooling: str, name: str = "input"
+    texts: Sequence[Prompt], server: VectorSource, pooling: str, name: str = "input"
 ) -> tuple[list[list[float]], int]:
-    """A vector of unit length for each text, and their tokens. It takes one place among the samples of the server while
-    it works. `name`: of the parameter that has the texts."""
+    """A vector of unit length for each text, and their tokens. `name`: of the parameter that has the texts."""
+    if len(texts) > MAX_TEXTS:
+        message = f"{name} has {len(texts)} texts, but {MAX_TEXTS} are the most; send several requests."
+        raise ApiError(400, message, param=name)
+    return await placed(server.vectors(texts, pooling, name))
+
+
+async def placed(work: Awaitable[Awaited]) -> Awaited:
+    """What `work` makes. It takes one place among the samples of the server meanwhile."""
     door = DOOR.get()
     _, place = ([], None) if door is None else door.admit([([], SamplingParams(max_tokens=1))])
     try:
-        if len(texts) > MAX_TEXTS:
-            message = f"{name} has {len(texts)} texts, but {MAX_TEXTS} are the most; send several requests."
-            raise ApiError(400, message, param=name)
-        longest = server.settings.max_prompt_tokens
-        ids = await encode(server, texts)
-        for each in ids:
-            if longest is not None and len(each) > longest:
-                raise InputError(f"{name} has a text of {len(each)} tokens, but this server takes at most {longest}.")
-        return await server.llm.embed(ids, pooling, adapter=server.adapter), sum(map(len, ids))
+        return await work
     finally:
         if place is not None:
             place.refused()

@@ -11,7 +11,7 @@ from uuid import uuid4
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from paceline.engine.door import DOOR
-from paceline.serve.admission import BodyShare, address_of, read_body
+from paceline.serve.admission import CLIENT_HEADER, BodyShare, address_of, read_body
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError, as_api_error, error_response, last_event
 from paceline.serve.pools import TRIM
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from paceline.serve.operation import Operation
 
 REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+CLIENT_NAME = CLIENT_HEADER.lower().encode()
 PROBES = ("/health", "/ready", "/metrics")
 GRACE_S = 5.0
 """Seconds that a body has before its rate is looked at."""
@@ -137,6 +138,10 @@ class Guard:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         call.key = call.owner = f"key {which}"
         call.tenant = call.key if self.operation.apart else ""
+        if (client := header(scope, CLIENT_NAME)) and self.operation.routers.which(given) is not None:
+            if not REQUEST_ID.fullmatch(client):
+                raise ApiError(400, f"{CLIENT_HEADER} must be 1 to 128 visible ASCII characters.", code="bad_header")
+            call.key = call.owner = f"{call.key} {client}"
 
 
 class GuardedWire:

@@ -104,6 +104,7 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
     kwargs = {**thinking(body.thinking, template), **(body.chat_template_kwargs or {})}
     form = body.output_config and body.output_config.format
     return validated(
+        ChatRequest,
         {
             **wish,
             "response_format": form
@@ -113,7 +114,7 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
             "continue_final_message": prefill or None,
             "chat_template_kwargs": kwargs or None,
             **choice(body.tool_choice),
-        }
+        },
     )
 
 

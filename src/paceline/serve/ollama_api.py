@@ -12,10 +12,11 @@ from typing import Any
 import orjson
 from fastapi import APIRouter, Request, Response
 
+from paceline.core.params import SamplingParams
 from paceline.engine.outputs import Completion
 from paceline.serve.body import JsonRoute, size
 from paceline.serve.chat import ChoiceReader, begin
-from paceline.serve.embeddings import DEFAULT_POOLING, EmbeddingRequest
+from paceline.serve.embeddings import EmbeddingRequest, source
 from paceline.serve.embeddings import answer as embedded
 from paceline.serve.errors import ApiError
 from paceline.serve.fim import filled, fills, fim_of
@@ -30,8 +31,10 @@ from paceline.serve.ollama_wire import (
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import encode, template
 from paceline.serve.protocol import CompletionRequest
+from paceline.serve.response_wire import validated
 from paceline.serve.server import Here, ServedHost, Server
 from paceline.serve.sse import EventStream, json_response, json_unless_gone
+from paceline.serve.structure import given_grammar
 from paceline.serve.voices import Plain
 from paceline.serve.wishes import sampling_params, seeds
 
@@ -42,8 +45,12 @@ LATEST = ":latest"
 
 async def served(host: ServedHost, name: str) -> Server:
     """The model of a name as Ollama's clients write it."""
-    known = {card["id"] for card in host.cards()}
-    return await host.of(name if name in known else name.removesuffix(LATEST))
+    return await host.of(known(host, name))
+
+
+def known(host: ServedHost, name: str) -> str:
+    """The name by which this server knows it."""
+    return name if name in {card["id"] for card in host.cards()} else name.removesuffix(LATEST)
 
 
 @router.post("/api/chat", include_in_schema=False)
@@ -66,8 +73,13 @@ async def generate(body: OllamaGenerateRequest, request: Request, host: Here) ->
     if body.suffix or body.raw or not template(server.text):
         fim = fim_of(server, "suffix") if body.suffix else None
         ids = await (filled(server, fim, [body.prompt], body.suffix or "") if fim else encode(server, [body.prompt]))
-        wish = CompletionRequest.model_validate({"prompt": body.prompt, **body.sampling()})
-        params = await server.ready(lambda: sampling_params(wish, seed=seeds(wish, 1)[0]), size(request), False)
+        grammar = body.grammar()
+        wish = validated(CompletionRequest, {"prompt": body.prompt, "grammar": grammar, **body.sampling()})
+
+        def make() -> SamplingParams:
+            return sampling_params(wish, grammar=given_grammar(wish), seed=seeds(wish, 1)[0])
+
+        params = await server.ready(make, size(request), grammar is not None)
         if fim is not None:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *fim.ends))
         generation = await Generation.start(server.llm, ids, [params], whole=False)
@@ -81,14 +93,14 @@ async def generate(body: OllamaGenerateRequest, request: Request, host: Here) ->
 @router.post("/api/embeddings", include_in_schema=False)
 async def embed(body: OllamaEmbedRequest, request: Request, host: Here) -> Response:
     """Vectors of texts; with `prompt`, as older clients ask, one vector."""
-    server = await served(host, body.model)
+    server = await source(host, known(host, body.model))
     texts = body.input if body.input is not None else body.prompt
     if texts is None:
         raise ApiError(400, "input is missing; give a text or a list of texts.", param="input")
-    wish = EmbeddingRequest.model_validate({"input": texts, "dimensions": body.dimensions})
+    wish = validated(EmbeddingRequest, {"input": texts, "dimensions": body.dimensions})
 
     async def work() -> dict[str, Any]:
-        made = await embedded(wish, server, server.settings.pooling or DEFAULT_POOLING)
+        made = await embedded(wish, server, server.pooling(None))
         vectors = [each["embedding"] for each in made["data"]]
         if body.input is None:
             return {"embedding": vectors[0]}

@@ -76,6 +76,13 @@ class OllamaRequest(Wire):
             raise ApiError(400, 'format must be "json" or a JSON schema.', param="format")
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format}}
 
+    def grammar(self) -> dict[str, Any] | None:
+        """`grammar` of the completions API, which has no `response_format`."""
+        form = self.form()
+        if form is None or "json_schema" not in form:
+            return None if form is None else {"kind": "json_object"}
+        return {"kind": "json_schema", "text": orjson.dumps(form["json_schema"]["schema"]).decode()}
+
 
 class OllamaChatRequest(OllamaRequest):
     messages: list[OllamaMessage] = Field(description="a list of messages")
@@ -131,13 +138,14 @@ class OllamaShowRequest(Wire):
 def as_chat(body: OllamaRequest, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> ChatRequest:
     kwargs = None if body.think is None else {"enable_thinking": body.think not in (False, "none")}
     return validated(
+        ChatRequest,
         {
             **body.sampling(),
             "messages": messages,
             "tools": tools or None,
             "response_format": body.form(),
             "chat_template_kwargs": kwargs,
-        }
+        },
     )
 
 

@@ -40,6 +40,7 @@ class Operation:
         self.host, self.settings = host, settings
         self.tracer: Tracer | None = None
         self.keys = ApiKeys(settings.keys())
+        self.routers = ApiKeys(settings.router_keys)
         self.metrics = Metrics(lambda: host.snapshot)
         self.metrics.registry.register(
             VllmNames(self.metrics, lambda: host.snapshot, host.model, lambda: adapters_in_use(host))

@@ -8,7 +8,7 @@ content, with its markers; of a call that breaks after it was passed on, what fo
 calls and reasoning is layout and goes.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from paceline.core.errors import RefusalError
@@ -38,16 +38,26 @@ class ToolCall:
 
 
 Delta = Content | Reasoning | ToolCall
+FENCE = "```"
+"""A block of code begins and ends with it."""
 
 
 class AnswerParser:
     """Reads one answer. `feed` what comes, then `finish`."""
 
     def __init__(
-        self, syntax: Syntax | None, *, reasoning: bool = False, opened: bool = False, ends: Sequence[str] = ()
+        self,
+        syntax: Syntax | None,
+        *,
+        reasoning: bool = False,
+        opened: bool = False,
+        ends: Sequence[str] = (),
+        names: Collection[str] = (),
     ) -> None:
         """`syntax`: of tool calls, None to leave them alone. `opened`: the answer begins inside <think>. `ends`: texts
-        of the tokens that end an answer, where they come with it."""
+        of the tokens that end an answer, where they come with it. `names`: of functions that are called without a
+        marker, too: by an object with which the answer begins, or one in a fenced block."""
+        self._names = names if syntax else ()
         self._syntax, self._reasoning, self._ends = syntax, reasoning, tuple(ends)
         self._read = self._think if reasoning and opened else self._text
         self._out: list[Delta] = []
@@ -60,9 +70,9 @@ class AnswerParser:
         self._trim = self._read == self._think
         """Does white space go here?"""
         self._call: CallReader | None = None
-        self._bare = self._listed = self._between = False
-        """State of the calls that are being read: they have no marker; their list is open; one call is done and the
-        next has not begun."""
+        self._bare = self._fenced = self._listed = self._between = self._worded = False
+        """State of the calls that are being read: they have no marker; they are in a fenced block; their list is open;
+        one call is done and the next has not begun; the word behind the fence has ended."""
         self._calls = 0
         self._sent = False
         """Was the call that is read passed on?"""
@@ -77,6 +87,7 @@ class AnswerParser:
         prompt: str | None = None,
         ends: Sequence[str] = (),
         begun: str = "",
+        names: Collection[str] = (),
     ) -> "AnswerParser":
         """For the answers of a model with this template. `prompt`: the rendered one, which tells for sure whether it
         opened <think>. `begun`: the part of the answer that the client wrote, perhaps up to within a thought.
@@ -89,7 +100,7 @@ class AnswerParser:
             )
         opened = opens_reasoning(chat_template) if prompt is None else prompt.rstrip().endswith(THINK)
         thought = begun.rfind(THINK) > begun.rfind(END_THINK)
-        made = cls(syntax, reasoning=reasoning, opened=opened or thought, ends=ends)
+        made = cls(syntax, reasoning=reasoning, opened=opened or thought, ends=ends, names=names)
         made._trim = made._trim and not (thought and begun.rpartition(THINK)[2].strip())
         return made
 
@@ -143,7 +154,8 @@ class AnswerParser:
         if self._skip(char):
             return
         self._held += char
-        if syntax and syntax.bare and self._fresh and self._held.strip(JSON_SPACE) == syntax.bare:
+        opening = syntax.bare or ("{" if self._names else "") if syntax else ""
+        if opening and self._fresh and self._held.strip(JSON_SPACE) == opening:
             self._begin(bare=True)
             self._held = self._held[:-1]
             self._calling(char)
@@ -151,6 +163,7 @@ class AnswerParser:
         markers = [
             *self._ends,
             *([syntax.marker] if syntax else []),
+            *([FENCE] if self._names else []),
             *([THINK] if self._reasoning and self._fresh else []),
         ]
         found = self._marker(markers)
@@ -161,7 +174,7 @@ class AnswerParser:
             self._say(self._held)
             self._read = self._over
         elif found:
-            self._begin(bare=False)
+            self._begin(bare=found == FENCE, fenced=found == FENCE)
 
     def _think(self, char: str) -> None:
         if self._skip(char):
@@ -200,23 +213,26 @@ class AnswerParser:
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, bare: bool) -> None:
+    def _begin(self, bare: bool, fenced: bool = False) -> None:
         """Calls begin here; what was held is theirs until they turn out to be none."""
         self._read, self._head = self._calling, len(self._held)
-        self._bare, self._listed, self._between, self._sent = bare, False, False, False
+        self._bare, self._fenced, self._worded = bare, fenced, False
+        self._listed, self._between, self._sent = False, False, False
 
     def _calling(self, char: str) -> None:
         self._held += char
         if self._call is not None:
             self._object(char)
         elif char in JSON_SPACE:
-            pass
+            self._worded = True
         elif self._between:
             self._after(char)
+        elif self._fenced and char.isalpha() and not self._worded:
+            pass  # the name of a language
         elif self._is_list and not self._listed and char == "[":
             self._listed = True
-        elif char == "{" and self._listed is self._is_list:
-            self._call = CallReader(self._bare)
+        elif char == "{" and (self._fenced or self._listed is self._is_list or self._unmarked):
+            self._call = CallReader(self._bare, self._names)
             self._object(char)
         else:
             self._break()
@@ -224,6 +240,11 @@ class AnswerParser:
     @property
     def _is_list(self) -> bool:
         return self._syntax is not None and self._syntax.form == "list"
+
+    @property
+    def _unmarked(self) -> bool:
+        """Are these calls of a syntax that wants a marker, without one?"""
+        return self._bare and self._syntax is not None and not self._syntax.bare
 
     def _object(self, char: str) -> None:
         call, syntax = self._call, self._syntax
@@ -246,7 +267,18 @@ class AnswerParser:
         """Between the end of a call and the next one, or their end."""
         assert self._syntax is not None
         form, tail = self._syntax.form, self._held.strip(JSON_SPACE)
-        if form == "tagged":
+        if self._fenced or self._unmarked:
+            if tail == "{":
+                self._between, self._sent, self._call = False, False, CallReader(True, self._names)
+                self._object(char)
+            elif self._fenced and FENCE.startswith(tail):
+                if tail == FENCE:
+                    self._done()
+            else:
+                self._done()
+                for each in tail:
+                    self._read(each)
+        elif form == "tagged":
             if tail == self._syntax.close:
                 self._done()
             elif not self._syntax.close.startswith(tail):

@@ -29,9 +29,9 @@ SMALL_PIECE_BYTES = 16_384
 TRIM = 1 << 18
 """Size from which on the memory that a piece took is given back to the system."""
 TIDY_S = 3.0
-"""Seconds between two times at which memory is given back, at least; and while requests are served it waits."""
+"""Seconds between two times at which memory is given back, at least."""
 MOST_PUT_OFF = 20
-"""How often it waits: then memory goes back without a search for garbage."""
+"""How often the search for garbage waits; then there is none. What is free goes back without one, at once."""
 BUSY_S = 2
 Piece = tuple[int, int, tuple[str, str], Callable[[], Any], "asyncio.Future[Any]", asyncio.AbstractEventLoop]
 
@@ -232,13 +232,13 @@ class Pools:
 
     def _tidy(self) -> None:
         idle = not self.busy()
-        if not idle and self._put_off < MOST_PUT_OFF:
+        if idle or self._put_off in (0, MOST_PUT_OFF):
+            with suppress(ApiError):
+                self.answers.post(partial(give_back, idle))
+        self._tidying = not idle and self._put_off < MOST_PUT_OFF
+        if self._tidying:
             self._put_off += 1
             asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
-            return
-        self._tidying = False
-        with suppress(ApiError):
-            self.answers.post(partial(give_back, idle))
 
     def close(self) -> None:
         for pool in (self.bodies, self.texts, self.grammars, self.answers):

@@ -148,6 +148,9 @@ class Sampling(Wire):
     prompt_cache_key: str | None = Field(
         None, description="a text (a label: this prompt and its answer come back, which eviction may believe)"
     )
+    prompt_cache_retention: str | None = Field(
+        None, description='a text, such as "24h": this prompt and its answer come back, as above'
+    )
 
     @model_validator(mode="before")
     @classmethod

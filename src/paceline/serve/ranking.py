@@ -1,5 +1,5 @@
-"""POST /v1/rerank and /v1/score: how near texts are to a query, as cosines of the vectors of /v1/embeddings. A
-cross-encoder, which reads both texts at once, is not computed: its checkpoint is refused when it is loaded."""
+"""POST /v1/rerank and /v1/score: how near texts are to a query, as cosines of the vectors of /v1/embeddings. Of a
+cross-encoder, which reads both texts at once, what it says of the pair."""
 
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -10,10 +10,11 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from paceline.serve.body import JsonRoute
-from paceline.serve.embeddings import MAX_TEXTS, EmbeddingsUsage, pooling_of, vectors
+from paceline.serve.embeddings import MAX_TEXTS, EmbeddingsUsage, VectorSource, placed, pooling_of, source, vectors
+from paceline.serve.encoders import EncoderHost
 from paceline.serve.errors import ApiError
 from paceline.serve.responses import ERRORS
-from paceline.serve.server import Here, Server
+from paceline.serve.server import Here
 from paceline.serve.sse import json_unless_gone
 from paceline.serve.wire import Label, Wire
 
@@ -103,14 +104,15 @@ class ScoreShape(BaseModel):
 @router.post("/v2/rerank", include_in_schema=False)
 @router.post("/v1/rerank", responses={200: {"model": RankShape}, **ERRORS})
 async def rerank(body: RankRequest, request: Request, host: Here) -> Response:
-    """Documents by how near they are to a query: the cosines of their vectors, the nearest first."""
-    server = await host.of(body.model)
+    """Documents by how near they are to a query: the cosines of their vectors, or a cross-encoder's scores, the nearest
+    first."""
+    server = await source(host, body.model)
     server.check_places(1)
     pooling = pooling_of(body.pooling, server)
     texts = [each if isinstance(each, str) else each.text for each in body.documents]
 
     async def work() -> dict[str, Any]:
-        scores, usage = await cosines([body.query], texts, server, pooling, "documents")
+        scores, usage = await compared([body.query], texts, server, pooling, "documents")
         order = sorted(range(len(texts)), key=lambda i: -scores[i])[: body.top_n or None]
         results = [
             {"index": i, "relevance_score": scores[i]}
@@ -125,31 +127,38 @@ async def rerank(body: RankRequest, request: Request, host: Here) -> Response:
 @router.post("/score", include_in_schema=False)
 @router.post("/v1/score", responses={200: {"model": ScoreShape}, **ERRORS})
 async def score(body: ScoreRequest, request: Request, host: Here) -> Response:
-    """How near the texts of pairs are: the cosines of their vectors."""
-    server = await host.of(body.model)
+    """How near the texts of pairs are: the cosines of their vectors, or a cross-encoder's scores."""
+    server = await source(host, body.model)
     server.check_places(1)
     pooling = pooling_of(body.pooling, server)
     lefts, rights, name = body.pair()
 
     async def work() -> dict[str, Any]:
-        scores, usage = await cosines(lefts, rights, server, pooling, name)
+        scores, usage = await compared(lefts, rights, server, pooling, name)
         data = [{"object": "score", "index": i, "score": each} for i, each in enumerate(scores)]
         return {"id": f"score-{uuid4().hex}", "object": "list", "model": server.model, "data": data, "usage": usage}
 
     return await told(request, work(), pooling)
 
 
-async def cosines(
-    lefts: Sequence[str], rights: Sequence[str], server: Server, pooling: str, name: str
+async def compared(
+    lefts: Sequence[str], rights: Sequence[str], server: VectorSource, pooling: str, name: str
 ) -> tuple[list[float], dict[str, int]]:
-    """The cosine of each pair, and the usage. One text on the left goes with all on the right."""
-    made, count = await vectors([*lefts, *rights], server, pooling, name)
-    left, right = np.asarray(made[: len(lefts)]), np.asarray(made[len(lefts) :])
-    return (left * right).sum(1).tolist(), {"prompt_tokens": count, "total_tokens": count}
+    """The score of each pair, a cosine where the server makes vectors, and the usage. One text on the left goes with
+    all on the right."""
+    if pooling:
+        made, count = await vectors([*lefts, *rights], server, pooling, name)
+        left, right = np.asarray(made[: len(lefts)]), np.asarray(made[len(lefts) :])
+        return (left * right).sum(1).tolist(), {"prompt_tokens": count, "total_tokens": count}
+    assert isinstance(server, EncoderHost)
+    ones = [*lefts] * (len(rights) if len(lefts) == 1 else 1)
+    scores, count = await placed(server.scores([*zip(ones, rights)], name))
+    return scores, {"prompt_tokens": count, "total_tokens": count}
 
 
 async def told(request: Request, work: Any, pooling: str) -> Response:
     """The answer, with the pooling in a header as /v1/embeddings has it."""
     response = await json_unless_gone(request, work)
-    response.headers["x-paceline-pooling"] = pooling
+    if pooling:
+        response.headers["x-paceline-pooling"] = pooling
     return response

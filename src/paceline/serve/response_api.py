@@ -10,11 +10,9 @@ import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict
 
-from paceline.engine.door import DOOR
 from paceline.engine.outputs import Chunk
-from paceline.serve import logprobs
+from paceline.serve import conversations, logprobs
 from paceline.serve.body import JsonRoute, size
-from paceline.serve.calls import HttpCall
 from paceline.serve.chat import ChoiceReader, begin
 from paceline.serve.errors import ApiError, as_api_error
 from paceline.serve.generation import Generation
@@ -22,11 +20,11 @@ from paceline.serve.parser import Reasoning
 from paceline.serve.prompts import template
 from paceline.serve.protocol import ChatRequest
 from paceline.serve.response_output import Output
-from paceline.serve.response_wire import Item, ResponsesRequest, as_chat, as_items, left_out
+from paceline.serve.response_wire import Item, ResponsesRequest, as_chat, as_items, conversation_id, left_out
 from paceline.serve.responses import ERRORS, STREAM_FORM
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import json_response, named, respond
-from paceline.serve.store import Store, StoredResponse
+from paceline.serve.store import Store, StoredResponse, caller, of_app
 
 router = APIRouter(route_class=JsonRoute)
 ECHOED = ("instructions", "max_output_tokens", "max_tool_calls", "previous_response_id", "temperature", "top_p", "user")
@@ -47,14 +45,16 @@ class ResponseShape(BaseModel):
 async def responses(body: ResponsesRequest, request: Request, host: Here) -> Response:
     """Answer a turn of a conversation; `previous_response_id` goes on with one that was stored."""
     server, store, owner = await host.of(body.model), of_app(request), caller()
-    earlier = b"[]"
+    earlier, talk = b"[]", conversation_id(body)
     if body.previous_response_id is not None:
         earlier = found(store, body.previous_response_id, owner).items
+    elif talk is not None:
+        earlier = conversations.found(store, talk, owner).items
     server.check_places(1)
     bulk, most = size(request) + len(earlier), server.settings.max_body_bytes
     if bulk > most:
         message = f"The conversation has {bulk} bytes with this turn, but at most {most} are kept; begin a new one."
-        raise ApiError(400, message, param="previous_response_id")
+        raise ApiError(400, message, param="previous_response_id" if talk is None else "conversation")
 
     def read() -> tuple[list[Item], list[Item], ChatRequest]:
         before, given = orjson.loads(earlier), as_items(body.input)
@@ -68,6 +68,8 @@ async def responses(body: ResponsesRequest, request: Request, host: Here) -> Res
         if body.store is not False:
             items = [*before, *given, *answer.output.items]
             store.put(answer.id, owner, answer.response(), items, given)
+        if talk is not None:
+            conversations.extend(store, talk, owner, [*given, *answer.output.items])
 
     answer.keep = keep
     return await respond(request, answer, bool(body.stream), generation.close, done=b"")
@@ -94,19 +96,8 @@ async def delete(id: str, request: Request) -> Response:
     return json_response({"id": id, "object": "response", "deleted": True})
 
 
-def of_app(request: Request) -> Store:
-    store: Store = request.app.state.responses
-    return store
-
-
-def caller() -> str:
-    """Which API key this call came with."""
-    call = DOOR.get()
-    return call.key if isinstance(call, HttpCall) else ""
-
-
 def found(store: Store, id: str, owner: str) -> StoredResponse:
-    kept = store.get(id, owner)
+    kept = store.get(id, owner) if id.startswith("resp_") else None
     if kept is None:
         raise unknown(id)
     return kept
@@ -216,6 +207,7 @@ class ResponseAnswer:
             "top_logprobs": body.top_logprobs or 0,
             "truncation": "disabled",
             "metadata": {**(body.metadata or {}), **({"tools_left_out": kinds} if (kinds := left_out(body)) else {})},
+            "conversation": None if (talk := conversation_id(body)) is None else {"id": talk},
             **{name: getattr(body, name) for name in ECHOED},
             "usage": self.usage() if ended else None,
         }

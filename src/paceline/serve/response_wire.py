@@ -1,9 +1,9 @@
 """Requests of POST /v1/responses, and what they are as chat requests: one engine, one set of rules behind both."""
 
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from fastapi.exceptions import RequestValidationError
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
@@ -14,6 +14,7 @@ TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summa
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 Item = Shallow
+Made = TypeVar("Made", bound=BaseModel)
 
 
 class ResponseStreamOptions(Wire):
@@ -39,12 +40,19 @@ class EffortWish(Wire):
     generate_summary: Literal["auto", "concise", "detailed"] | None = None
 
 
+class ConversationName(Wire):
+    id: str
+
+
 class ResponsesRequest(Sampling):
     """OpenAI's parameters, and those of this server's other end points that shape the text."""
 
     input: str | list[Item] = Field(description="a text or a list of items, at least one", min_length=1)
     instructions: str | None = Field(None, description="a text: the system message of this turn")
     previous_response_id: str | None = Field(None, description="the id of an answer that was stored")
+    conversation: str | ConversationName | None = Field(
+        None, description="the id of a conversation (POST /v1/conversations), which this turn and its answer join"
+    )
     store: bool | None = Field(None, description="true (the default): keep the answer for previous_response_id")
     stream_options: ResponseStreamOptions | None = Field(  # type: ignore[assignment]
         None, description='{"include_obfuscation": false}, with stream'
@@ -72,7 +80,6 @@ class ResponsesRequest(Sampling):
     metadata: dict[str, str] | None = Field(None, max_length=16, description="texts by name, which come back")
     service_tier: Literal["auto", "default"] | None = Field(None, description='"auto" or "default"')
     safety_identifier: str | None = Field(None, description="a text (a label)")
-    prompt_cache_retention: str | None = Field(None, description="a text (without effect)")
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
 
 
@@ -94,17 +101,26 @@ def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatReq
         "response_format": None if body.text is None else form(body.text),
         "chat_template_kwargs": {**thinking(body.reasoning, template), **(body.chat_template_kwargs or {})} or None,
     }
-    if body.previous_response_id is not None:
-        chat.setdefault("prompt_cache_key", body.previous_response_id)
+    if said := body.previous_response_id or conversation_id(body) or ("stored" if body.store else None):
+        chat.setdefault("prompt_cache_key", said)  # the client says that it goes on
     if LOGPROBS in (body.include or ()) or body.top_logprobs:
         chat |= {"logprobs": True, "top_logprobs": body.top_logprobs}
-    return validated(chat)
+    return validated(ChatRequest, chat)
 
 
-def validated(chat: dict[str, Any]) -> ChatRequest:
-    """A chat request from its fields; the first fault in them as ApiError."""
+def conversation_id(body: ResponsesRequest) -> str | None:
+    """Conversation that a request is a turn of; None: none. ApiError for one that goes on in two ways."""
+    given = body.conversation
+    if given is not None and body.previous_response_id is not None:
+        message = "conversation and previous_response_id both say what was said before; give one of them."
+        raise ApiError(400, message, param="conversation")
+    return given.id if isinstance(given, ConversationName) else given
+
+
+def validated(model: type[Made], values: dict[str, Any]) -> Made:
+    """A request of the server's own from its fields; a fault in them is the client's."""
     try:
-        return ChatRequest.model_validate({name: value for name, value in chat.items() if value is not None})
+        return model.model_validate({name: value for name, value in values.items() if value is not None})
     except ValidationError as error:
         raise RequestValidationError(error.errors()) from None
 

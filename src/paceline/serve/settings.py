@@ -72,11 +72,19 @@ class Settings:
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
     ] = ()
     api_key_file: Annotated[Path | None, _http("Keys from a file, one a line; # begins a comment.")] = None
+    router_keys: Annotated[
+        tuple[str, ...],
+        _http(
+            "Key of a router (its --engine-key), which may say for which of its clients it asks: each gets a share.",
+            "--router-key",
+        ),
+    ] = ()
     open_probes: Annotated[bool, _http("Answer /health, /ready and /metrics without a key.")] = True
     allowed_hosts: Annotated[
         tuple[str, ...],
         _http(
-            "A Host header to answer in addition to loopback names, on a loopback address without keys; * for any.",
+            "A Host header to answer in addition to loopback names, where there are no keys; elsewhere than on "
+            "loopback all are, unless one is given. * for any.",
             "--allowed-host",
         ),
     ] = ()
@@ -169,7 +177,7 @@ class Settings:
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         for name in ("request_timeout", "head_timeout", "body_timeout", "stall_timeout", "drain_timeout"):
             check(math.isfinite(getattr(self, name)), name, "a finite number")
-        for name in ("api_keys", "cors_origins", "served_model_name", "allowed_hosts"):
+        for name in ("api_keys", "router_keys", "cors_origins", "served_model_name", "allowed_hosts"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
         if self.models is not None and self.served_model_name:
             raise InputError("served_model_name is of one model, but models names several; give one of the two.")
@@ -180,17 +188,19 @@ class Settings:
     def parted(self) -> bool:
         """Are there several clients, who must not take one another's room: keys, or addresses?"""
         loopback = self.host in ("localhost", "::1") or self.host.startswith("127.")
-        return len(self.api_keys) > 1 or self.api_key_file is not None or not loopback
+        keyed = len(self.api_keys) > 1 or self.api_key_file is not None
+        return keyed or bool(self.router_keys) or not loopback
 
     def keys(self) -> tuple[str, ...]:
-        """The keys given and those of the file. InputError when the file cannot be read or holds none."""
+        """The keys given, of clients and routers, and the file's. InputError when it cannot be read or has none."""
+        given = (*self.api_keys, *self.router_keys)
         if self.api_key_file is None:
-            return self.api_keys
+            return given
         lines = (line.split("#")[0].strip() for line in text_of(self.api_key_file, "api_key_file").splitlines())
         found = tuple(line for line in lines if line)
         if not found:
             raise InputError(f"api_key_file {self.api_key_file} holds no key; write one a line, or leave it out.")
-        return (*self.api_keys, *found)
+        return (*given, *found)
 
 
 @dataclass(frozen=True, slots=True)

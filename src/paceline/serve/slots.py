@@ -19,6 +19,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.routing import APIRoute
 from pydantic import Field
 
+from paceline.core.errors import DiskError
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.slots import Slots
@@ -46,6 +47,8 @@ class OptionalBody(JsonRoute):
 
 router = APIRouter(route_class=OptionalBody)
 T = TypeVar("T")
+STORAGE = 507
+"""HTTP status of a server whose disk does not keep something."""
 DISK_S = 30.0
 """Longest wait for a disk."""
 DISK_TURN_S = 0.01
@@ -86,7 +89,7 @@ async def act(
     answer: dict[str, Any] = {"id_slot": number, "filename": name}
     if action == "save":
         gathered = await llm.call(lambda: found.gather(number, key))
-        size = await patiently(lambda: found.save(gathered, name, extra))
+        size = await patiently(lambda: found.save(gathered, name, extra), STORAGE)
         answer |= {"n_saved": len(gathered.file.tokens), "n_written": size}
         timings = "save_ms"
     else:
@@ -120,9 +123,9 @@ def busy() -> ApiError:
 _waiting = Semaphore(MOST_DISK_THREADS)
 
 
-async def patiently(work: Callable[[], T]) -> T:
+async def patiently(work: Callable[[], T], refused: int = 500) -> T:
     """What `work` returns, from a thread of its own, which keeps nobody from ending. ApiError 503 where the disk takes
-    too long."""
+    too long, and `refused` where it does not do it."""
     until = monotonic() + DISK_S
     while not _waiting.acquire(blocking=False):
         if monotonic() > until:
@@ -156,3 +159,5 @@ async def patiently(work: Callable[[], T]) -> T:
         return await asyncio.wait_for(done, until - monotonic())
     except TimeoutError:
         raise busy() from None
+    except DiskError as error:
+        raise ApiError(refused, str(error), code="disk_refused") from None

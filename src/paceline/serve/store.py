@@ -1,10 +1,15 @@
-"""Answers that a later request may name: bounded in bytes; of the client that holds most, those used longest ago go."""
+"""Answers and conversations that a later request may name, within a number of bytes: of the client that holds most,
+those used longest ago go."""
 
 from collections import OrderedDict
 from dataclasses import dataclass
 from typing import Any
 
 import orjson
+from fastapi import Request
+
+from paceline.engine.door import DOOR
+from paceline.serve.calls import HttpCall
 
 OVERHEAD = 512
 """Bytes of book-keeping for each entry."""
@@ -37,17 +42,20 @@ class Store:
         self._owned: dict[str, int] = {}
         """Bytes of each owner."""
 
-    def put(self, id: str, owner: str, response: Any, items: Any, given: Any) -> None:
-        """Keep an answer, unless it alone is larger than the limit."""
+    def put(self, id: str, owner: str, response: Any, items: Any, given: Any) -> bool:
+        """Keep an answer, in place of one with this id; False where it alone is larger than the limit."""
+        if id in self._kept:
+            self._drop(id)
         kept = StoredResponse(owner, orjson.dumps(response), orjson.dumps(items), orjson.dumps(given))
         if kept.size > self.limit:
-            return
+            return False
         self._kept[id] = kept
         self.size += kept.size
         self._owned[owner] = self._owned.get(owner, 0) + kept.size
         while self.size > self.limit:  # the owner that holds most gives up its oldest answer
             largest = max(self._owned, key=self._owned.__getitem__)
             self._drop(next(each for each, it in self._kept.items() if it.owner == largest))
+        return True
 
     def get(self, id: str, owner: str) -> StoredResponse | None:
         kept = self._kept.get(id)
@@ -72,3 +80,15 @@ class Store:
 
     def __len__(self) -> int:
         return len(self._kept)
+
+
+def of_app(request: Request) -> Store:
+    """What the application of a request keeps."""
+    store: Store = request.app.state.responses
+    return store
+
+
+def caller() -> str:
+    """Which API key this call came with."""
+    call = DOOR.get()
+    return call.key if isinstance(call, HttpCall) else ""

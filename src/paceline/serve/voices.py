@@ -121,12 +121,22 @@ def manner(body: ChatRequest, server: Server, shaped: bool, source: str) -> Mann
     special = any(marker in server.tokens.special for marker in markers(source, tools, reasoning))
     stops = [t for t in body.stop_token_ids or () if t in range(len(server.text.tokenizer))]  # others are refused later
     ends = [server.tokens.text(token) for token in {*server.llm.llm.engine.session.eos, *stops}] if special else []
+    names = unmarked(body) if tools else set[str]()
     begun = written(body.messages[-1]) if body.continue_final_message else ""
 
     def voice(tail: str) -> AnswerParser:
-        return AnswerParser.for_model(source, tools, reasoning, prompt=tail, ends=ends, begun=begun)
+        return AnswerParser.for_model(source, tools, reasoning, prompt=tail, ends=ends, begun=begun, names=names)
 
     return Manner(voice, special)
+
+
+def unmarked(body: ChatRequest) -> set[str]:
+    """Functions whose calls are read without a marker, too, as many models write them; none where a grammar watches
+    over calls from their marker on."""
+    tools = body.tools or ()
+    if body.parallel_tool_calls is False or body.response_format or any(tool.function.strict for tool in tools):
+        return set()
+    return {tool.function.name for tool in tools}
 
 
 def written(message: Message) -> str:

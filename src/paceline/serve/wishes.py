@@ -33,7 +33,7 @@ def sampling_params(body: Sampling, **more: Any) -> SamplingParams:
     if body.speculation is not None:
         wish = body.speculation
         values.update(drafter=wish.drafter, max_nodes=wish.max_nodes, verifier=wish.verifier)
-    if body.prompt_cache_key is not None:
+    if body.prompt_cache_key is not None or body.prompt_cache_retention is not None:
         values["returns"] = EVERYTHING
     return SamplingParams(**{**values, **more})
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from paceline.core.errors import InputError
 from paceline.draft.eagle3 import EagleShape, spread
-from paceline.draft.feature import layer_spec
+from paceline.draft.native_layers import layer_spec
 from paceline.model.blocks import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
@@ -56,7 +56,7 @@ class EagleModule(nn.Module):
         if shape.fused:
             self.norm = RMSNorm(shape.width, shape.eps)
             self.lm_head = nn.Linear(shape.width, shape.draft_vocab, bias=False)
-        rope = layer_spec("eagle3", shape).layers[0].attention.rope
+        rope = layer_spec("eagle3", shape, scaling=shape.scaling).layers[0].attention.rope
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, shape.max_len + 64)
 
     def unroll(self, embedded: Tensor, feature: Tensor, steps: int) -> list[Tensor]:

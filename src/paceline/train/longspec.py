@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.feature import layer_spec
 from paceline.draft.longspec import LONGSPEC, LongSpecConfig
+from paceline.draft.native_layers import layer_spec
 from paceline.model.blocks import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.features import FeatureBatch

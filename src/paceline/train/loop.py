@@ -1,10 +1,10 @@
 """The loop: batches, gradients, steps, checkpoints. One for every method.
 
 A run lives in the directory `out`: `state.pt` (weights, optimizers, where it stands; written at least once a minute and
-at the end), `log.csv` (a line every few steps), `answers-*.jsonl` (what the target said), and at the end what
-`--draft` takes. A run that is started again there goes on where it was; one of `steps` steps ends with the same bits as
-if it had never been stopped: every step draws from a generator of its own seed, and texts come in an order of (seed,
-epoch).
+at the end), `log.csv` (a line every few steps), `curve.svg` (its picture), `answers-*.jsonl` (what the target said),
+and at the end what `--draft` takes. A run that is started again there goes on where it was; one of `steps` steps ends
+with the same bits as if it had never been stopped: every step draws from a generator of its own seed, and texts come in
+an order of (seed, epoch).
 """
 
 import csv
@@ -22,6 +22,7 @@ import torch
 from paceline.core.errors import InputError
 from paceline.engine.options import Dtype
 from paceline.train import TRAINERS
+from paceline.train.curve import draw, of_log
 from paceline.train.data import Sample, answered, given, read_lines
 from paceline.train.evaluate import Scores, evaluate
 from paceline.train.features import FeatureSource
@@ -29,7 +30,7 @@ from paceline.train.method import Loss, Method
 from paceline.train.optimizers import OPTIMIZER_NAMES, optimizers
 from paceline.train.target import TrainingTarget
 
-STATE, LOG = "state.pt", "log.csv"
+STATE, LOG, CURVE = "state.pt", "log.csv", "curve.svg"
 LOG_STEPS = 10
 """Steps between two lines of the log."""
 
@@ -353,6 +354,8 @@ class TrainingRun:
         )  # fmt: skip
         part.replace(file)
         self.saved = time.monotonic()
+        if (log := self.plan.out / LOG).is_file():
+            draw(self.plan.out / CURVE, f"{self.plan.method} for {self.plan.target}", "step", of_log(log))
 
     def restore(self) -> None:
         """Go on where the directory's run stands. Raises InputError where it is another one."""

@@ -156,6 +156,7 @@ def test_an_evaluation_has_its_tokens_a_second_of_wall_time(sqlite_file: Path) -
     assert out["calls"] == 4 and out["generated_tokens"] == 12 and out["cached_share"] == 0.8
     assert out["tokens_per_second"] == pytest.approx(12 / out["wall_seconds"], rel=0.05)
     assert out["wall_seconds"] != out["call_seconds"]
+    assert (out["accuracy"], out["accuracy without the model"]) == (1.0, 0.0)
 
 
 def test_tables_are_compared_as_multisets_unless_ordered() -> None:

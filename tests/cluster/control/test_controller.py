@@ -30,9 +30,9 @@ class Fragile:
 
     def __init__(self, name: str, dies_at: int = 0) -> None:
         self.name, self.dies_at, self.asked, self.up = name, dies_at, 0, True
-        self.bodies: list[bytes] = []
+        self.bodies, self.clients = list[bytes](), list[str]()
 
-    async def ask(self, path: str, body: bytes | None) -> Reply:
+    async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         self.asked += 1
         if self.asked == self.dies_at:
             self.up = False
@@ -41,6 +41,7 @@ class Fragile:
         if not self.up:
             raise EngineLost(f"{self.name} died")
         self.bodies.append(body or b"")
+        self.clients.append(client)
         return Reply(200, b'{"usage": {"prompt_tokens": 9, "completion_tokens": 3}, "said": ' + (body or b"0") + b"}")
 
     async def alive(self) -> bool:
@@ -175,7 +176,7 @@ async def test_an_engine_that_breaks_off_is_asked_a_bounded_number_of_times() ->
     class Breaks(Fragile):
         asked = 0
 
-        async def ask(self, path: str, body: bytes | None) -> Reply:
+        async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
             self.asked += 1
             raise EngineLost("it closed")
 
@@ -196,7 +197,7 @@ async def test_a_call_that_nobody_waits_for_is_ended() -> None:
     begun, ended = asyncio.Event(), asyncio.Event()
 
     class Slow(Fragile):
-        async def ask(self, path: str, body: bytes | None) -> Reply:
+        async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
             begun.set()
             try:
                 await asyncio.sleep(60)
@@ -230,4 +231,20 @@ async def test_a_router_has_the_servers_guard() -> None:
     open_ = create(made, Settings())
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(open_), base_url="http://evil.example") as client:
         assert (await client.get("/v1/models")).status_code == 403
+    await made.close()
+
+
+async def test_engines_learn_which_of_a_routers_clients_asks_but_neither_key_nor_address() -> None:
+    one = Fragile("one")
+    made, events = controller(one)
+    app = create(made, Settings(api_keys=("key-a", "key-b")))
+    transport = httpx2.ASGITransport(app)
+    async with httpx2.AsyncClient(transport=transport, base_url="http://localhost", timeout=20) as client:
+        for key in ("key-a", "key-b", "key-a"):
+            headers = {"Authorization": f"Bearer {key}", "Paceline-Client": "somebody"}
+            assert (await client.post("/v1/completions", json={"prompt": "x"}, headers=headers)).status_code == 200
+    assert one.clients[0] == one.clients[2] != one.clients[1]
+    assert not any(word in told for told in one.clients for word in ("key", "somebody", "127"))
+    assert [call["client"] for event in events if event["event"] == "extend" for call in event["tasks"]] == one.clients
+    assert replay(json.loads(json.dumps(events))) is None
     await made.close()

@@ -3,7 +3,7 @@
 import pytest
 
 from paceline.cluster.workflow.baselines import ArrivalOrder, Balanced, RoundRobin
-from paceline.cluster.workflow.dispatch import Dispatcher
+from paceline.cluster.workflow.dispatch import Dispatcher, Start
 from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.core.errors import InputError
 from tests.cluster.workflow.scenes import pair, table
@@ -129,3 +129,32 @@ def test_an_ended_workflow_takes_its_open_calls_along() -> None:
     d.decide(0.0)
     d.close(flow, 1.0)
     assert not d.finish(a, 1, 2.0) and not d.instances["f"].running and not d.tasks
+
+
+def crowded(*later: str) -> tuple[Dispatcher, list[Start]]:
+    """Client a has four calls on one instance of two slots; then one call of each of `later` comes."""
+    d = Dispatcher({"f": Instance("f", "fast", 2)}, RoundRobin(), ArrivalOrder(), table())
+    made = [Task(f"{client}{n}", Workflow(f"w{n}", 0.0), CallWork("a"), client=client)
+            for n, client in enumerate(["a"] * 4 + list(later))]  # fmt: skip
+    for task in made[:4]:
+        d.submit(task.workflow, 0.0)
+        d.extend(task.workflow, [task], 0.0)
+    starts = d.decide(0.0)
+    for task in made[4:]:
+        d.submit(task.workflow, 1.0)
+        d.extend(task.workflow, [task], 1.0)
+    return d, [*starts, *d.decide(1.0)]
+
+
+def test_who_has_no_slot_need_not_wait_for_those_of_one_who_has_many() -> None:
+    d, starts = crowded("b", "b")
+    assert [start.task.id for start in starts] == ["a0", "a1", "b4"], "b has its share, which is one slot of two"
+    assert d.finish(starts[0].task, 1, 2.0) and not d.decide(2.0), "as many run as there are slots"
+    assert d.finish(starts[1].task, 1, 3.0) and [start.task.id for start in d.decide(3.0)] == ["a2"]
+
+
+def test_no_more_run_than_twice_the_slots_and_one_client_changes_nothing() -> None:
+    _, starts = crowded("b", "c", "d", "e")
+    assert [start.task.id for start in starts] == ["a0", "a1", "b4", "c5"]
+    _, starts = crowded("a")
+    assert [start.task.id for start in starts] == ["a0", "a1"]

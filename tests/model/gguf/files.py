@@ -1,6 +1,7 @@
 """GGUF files made of tiny checkpoints by the `gguf` package, as llama.cpp's converter lays them out."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -12,11 +13,11 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from paceline.model.gguf.config import ARCHITECTURES
+from paceline.model.gguf.config import ARCHITECTURES, MIXTRAL
 from paceline.model.gguf.tensors import names_of
 
-KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()}
-PERMUTED = ("llama", "smollm3", "granite", "arcee")
+KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()} | {"mixtral": "llama"}
+PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe")
 """Architectures whose pairs the converter puts side by side; those of other interleaved ones lie so from the start."""
 PROMPT = "The quick brown fox"
 
@@ -44,9 +45,14 @@ def write_gguf(
         add(writer, key.replace("__", "."), value)
     names = names_of(arch, config["num_hidden_layers"])
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for name, weight in load_file(checkpoint / "model.safetensors").items():
+    for name, weight in stacked(load_file(checkpoint / "model.safetensors")).items():
         stem, _, end = name.rpartition(".")
+        if end.endswith("_bias"):
+            stem, end = f"{stem}.{end.removesuffix('_bias')}", "bias"
+            weight = weight.flatten()
         theirs = names[stem]
+        if theirs.endswith("attn_sinks"):
+            end = "weight"
         if arch in PERMUTED and theirs.rpartition(".")[2] in heads:
             part = theirs.rpartition(".")[2]
             weight = interleave(weight, heads[part], len(weight) // heads[part])
@@ -60,6 +66,28 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Experts one behind the other, and gates and ups apart."""
+    out, parts = dict[str, torch.Tensor](), dict[str, dict[int, torch.Tensor]]()
+    for name, weight in weights.items():
+        if expert := re.fullmatch(r"(.+\.experts)\.(\d+)\.(.+)", name):
+            parts.setdefault(f"{expert[1]}.{expert[3]}", {})[int(expert[2])] = weight
+        elif ".experts." in name:  # gpt-oss: transposed, gates and ups in turn
+            part, end = name.removesuffix("_bias"), ".bias" if name.endswith("_bias") else ".weight"
+            whole = weight if end == ".bias" else weight.transpose(1, 2)
+            for own, turn in (("gate", 0), ("up", 1)) if "gate_up" in name else (("down", None),):
+                mine = whole if turn is None else whole[:, turn::2]
+                out[part.replace("gate_up_proj", f"{own}_proj") + end] = mine.contiguous()
+        elif name.endswith("sinks"):
+            out[name + ".weight"] = weight
+        elif name.endswith("input_linear.weight"):
+            for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, 1)):
+                out[name.replace("block_sparse_moe.input_linear", f"mlp.experts.{part}")] = half.contiguous()
+        else:
+            out[name] = weight
+    return out | {name: torch.stack([some[i] for i in range(len(some))]) for name, some in parts.items()}
 
 
 def add(writer: GGUFWriter, key: str, value: Any) -> None:
@@ -95,7 +123,11 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "rope.dimension_count": int(head_dim * partial),
         "rope.freq_base": float(rope["rope_theta"]),
     }
-    known = ARCHITECTURES[arch]
+    known = MIXTRAL if config["model_type"] == "mixtral" else ARCHITECTURES[arch]
+    config = {"num_experts": config.get("num_local_experts"), **config}
+    found |= {key: config[name] for key, name in {**known.mixture, **known.flags}.items()}
+    if known.mixture:
+        found["expert_gating_func"] = known.score
     found |= {key: float(config[name]) for key, name in known.floats.items() if config.get(name) is not None}
     found |= {key: config[name] for key, name in known.whole.items() if config.get(name) is not None}
     if rope["rope_type"] in ("linear", "yarn"):

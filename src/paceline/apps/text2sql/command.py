@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ..common.cli import OUTPUT, AppAsked, AppBar, AsJson, UsageError, asks_server, errors, show
-from ..common.client import AppClient
+from ..common.client import AppClient, Nobody
 from ..common.report import Report
 from .database import QueryError, SqlLimits, open_database
 from .example import example
@@ -128,7 +128,9 @@ async def _evaluate(
             evaluation = Evaluation(client, folder, plan, at_once, minutes)
             scored = await evaluation.run(chosen, lambda each: bar.step())
         client.tally.wall = time.monotonic() - began
-        out = summary(scored) | client.tally.as_dict()
+        same = [each.question for each in scored]
+        alone = await Evaluation(Nobody(), folder, plan, at_once).run(same, lambda each: None)
+        out = summary(scored) | {"accuracy without the model": summary(alone)["accuracy"]} | client.tally.as_dict()
     return {name: round(value, 3) if isinstance(value, float) else value for name, value in out.items()}
 
 

@@ -223,10 +223,11 @@ class Client:
         else:
             sink.close(self._now())
 
-    async def send(self, path: str, sink: Sink, timeout: float, body: bytes | None = None) -> None:
-        """One request, whose response goes to `sink`. Raises OSError, TimeoutError among them."""
+    async def send(self, path: str, sink: Sink, timeout: float, body: bytes | None = None, headers: str = "") -> None:
+        """One request, with more headers, each with the end of its line, whose response goes to `sink`. Raises OSError,
+        TimeoutError among them."""
         async with asyncio.timeout(timeout):
-            await self._exchange(self._request(path, body), sink)
+            await self._exchange(self._request(path, body, headers), sink)
 
     async def json(self, path: str, timeout: float, body: bytes | None = None) -> Any:
         """The JSON that a path gives, or makes of `body`. Raises InputError where the server does not give it."""
@@ -255,11 +256,11 @@ class Client:
         async with self._slots:
             await self._exchange(request, sink, written)
 
-    def _request(self, path: str, body: bytes | None) -> bytes:
+    def _request(self, path: str, body: bytes | None, headers: str = "") -> bytes:
         """A GET, or with a body a POST."""
         if body is None:
-            return f"GET {self._root}{path} HTTP/1.1\r\n{self._head}\r\n".encode()
-        kind = f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
+            return f"GET {self._root}{path} HTTP/1.1\r\n{self._head}{headers}\r\n".encode()
+        kind = f"{headers}Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
         return f"POST {self._root}{path} HTTP/1.1\r\n{self._head}{kind}\r\n".encode() + body
 
     async def _exchange(self, data: bytes, sink: Sink, written: Callable[[], None] = lambda: None) -> None:

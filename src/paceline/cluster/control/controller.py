@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from time import monotonic
 from typing import Any
@@ -33,6 +34,7 @@ class WaitingCall:
     future: asyncio.Future[Reply]
     path: str
     body: bytes
+    client: str = ""
     stream: bool = False
     """May it be answered with a stream?"""
     streams: bool = False
@@ -64,16 +66,18 @@ class Controller:
     _losses: dict[str, int] = field(default_factory=dict)
     """{engine: losses since its last answer}"""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _pumping: bool = False
+    """Will it decide when the loop has a moment?"""
     _touched: dict[str, float] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
     async def call(
         self, workflow: str, work: CallWork, path: str, body: bytes,
-        *, deadline: float = inf, expected: Sequence[CallWork] = (), stream: bool = False,
+        *, deadline: float = inf, expected: Sequence[CallWork] = (), stream: bool = False, client: str = "",
     ) -> Reply:  # fmt: skip
         """One call of a workflow; `deadline` in seconds from now is the workflow's. Waits while no engine is alive.
-        `stream`: the reply may come with its stream. Cancelling ends the call where it runs. Raises EngineLost for one
-        that has lost too many engines."""
+        `stream`: the reply may come with its stream. `client`: whose call it is; each has a share of the slots.
+        Cancelling ends the call where it runs. Raises EngineLost for one that has lost too many engines."""
         now = self.clock()
         flow = self.dispatcher.workflows.get(workflow)
         if flow is None:
@@ -82,9 +86,9 @@ class Controller:
             self._numbers[workflow] = 0
         number = self._numbers[workflow]
         self._numbers[workflow] = number + 1
-        task = Task(f"{workflow}.{number}", flow, work)
+        task = Task(f"{workflow}.{number}", flow, work, client=client)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting[task.id] = WaitingCall(task, future, path, body, stream)
+        self._waiting[task.id] = WaitingCall(task, future, path, body, client, stream)
         self.dispatcher.extend(flow, [task], now, expected)
         self._touch(workflow)
         self._soon()
@@ -124,10 +128,13 @@ class Controller:
             self.dispatcher.close(self.dispatcher.workflows[workflow], self.clock())
 
     def _soon(self) -> None:
-        """Decide once the calls that come together are all there."""
-        asyncio.get_running_loop().call_soon(self._pump)
+        """Decide once the calls that come together are all there, for all of them."""
+        if not self._pumping:
+            self._pumping = True
+            asyncio.get_running_loop().call_soon(self._pump)
 
     def _pump(self) -> None:
+        self._pumping = False
         now = self.clock()
         for start in self.dispatcher.decide(now):
             self._running[start.task.id] = self._spawn(self._run(start))
@@ -140,9 +147,10 @@ class Controller:
         engine = self.engines[name]
         try:
             if call.stream and isinstance(engine, StreamingEngine):
-                reply = await engine.stream(call.path, call.body, lambda begun: self._begun(start.task, call, begun))
+                begun = partial(self._begun, start.task, call)
+                reply = await engine.stream(call.path, call.body, begun, call.client)
             else:
-                reply = await engine.ask(call.path, call.body)
+                reply = await engine.ask(call.path, call.body, call.client)
         except EngineLost as lost:
             self._give_up(start.task, call, lost)
             self._lost(name, lost)

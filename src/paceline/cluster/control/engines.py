@@ -8,6 +8,7 @@ from typing import Protocol, runtime_checkable
 
 from paceline.bench.load.client import Client, LoadClock, Whole
 from paceline.core.errors import InputError
+from paceline.serve.admission import CLIENT_HEADER
 
 MOST_UNREAD_BYTES = 4 << 20
 """Limit on the buffer of a stream whose client reads slowly; beyond it the call is ended."""
@@ -67,8 +68,8 @@ class Reply:
 class RemoteEngine(Protocol):
     """One engine that speaks OpenAI's protocol."""
 
-    async def ask(self, path: str, body: bytes | None) -> Reply:
-        """POST a body to a path below /v1, or GET it. Raises EngineLost."""
+    async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
+        """POST a body to a path below /v1, or GET it, for this client of the router. Raises EngineLost."""
         ...
 
     async def alive(self) -> bool:
@@ -80,7 +81,7 @@ class RemoteEngine(Protocol):
 class StreamingEngine(Protocol):
     """One that also streams."""
 
-    async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None]) -> Reply:
+    async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None], client: str = "") -> Reply:
         """As `RemoteEngine.ask`; `begun` is called with a reply whose stream has begun; this ends with the stream."""
         ...
 
@@ -116,20 +117,20 @@ class HttpEngine:
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
         self.url, self._client, self._timeout = url, Client(url, LoadClock(), key), timeout
 
-    async def ask(self, path: str, body: bytes | None) -> Reply:
+    async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         sink = Whole()
         try:
-            await self._client.send(path, sink, self._timeout, body)
+            await self._client.send(path, sink, self._timeout, body, told(client))
         except OSError as error:  # ConnectionError and TimeoutError too
             raise EngineLost(f"{self.url}: {error or 'no answer in time'}") from error
         return Reply(sink.status, sink.data)
 
-    async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None]) -> Reply:
+    async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None], client: str = "") -> Reply:
         task = asyncio.current_task()
         assert task is not None
         sink = Relay(begun, task.cancel)
         try:
-            await self._client.send(path, sink, self._timeout, body)
+            await self._client.send(path, sink, self._timeout, body, told(client))
         except OSError as error:
             lost = EngineLost(f"{self.url}: {error or 'no answer in time'}")
             if sink.pieces is not None:
@@ -149,3 +150,8 @@ class HttpEngine:
         except InputError:
             return False
         return True
+
+
+def told(client: str) -> str:
+    """The header that names a router's client to an engine that believes this router."""
+    return f"{CLIENT_HEADER}: {client}\r\n" if client else ""

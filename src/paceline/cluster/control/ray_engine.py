@@ -73,7 +73,7 @@ class RayEngine:
         remote = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=0, max_concurrency=64)(ActorHost)
         self.actor = remote.remote(options, name, slow)
 
-    async def ask(self, path: str, body: bytes | None) -> Reply:
+    async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         try:
             status, data = await self.actor.ask.remote(path, body)
         except _ray().exceptions.RayError as error:

@@ -113,7 +113,7 @@ class Router:
             raise ApiError(400, "stream is true, but these engines do not stream through a router.", param="stream")
         id = hint.id
         if call is not None and call.tenant:  # the engines know the router's own key alone
-            salt = hashlib.blake2b(call.tenant.encode(), key=self._salt, digest_size=16).hexdigest()
+            salt = self._named(call.tenant)
             data, id = {**data, "cache_salt": salt + str(data.get("cache_salt") or "")[:256]}, f"{salt}.{id}"
         given = self.work(hint.step, size, data)
         later = [
@@ -121,7 +121,8 @@ class Router:
         ]
         deadline = float("inf") if hint.deadline_s is None else hint.deadline_s
         asking = self.controller.call(
-            id, given, path, orjson.dumps(data), deadline=deadline, expected=later, stream=streams
+            id, given, path, orjson.dumps(data), deadline=deadline, expected=later, stream=streams,
+            client=self._named(call.owner) if call is not None else "",
         )  # fmt: skip
         try:
             reply = await self._answered(asyncio.ensure_future(asking))
@@ -134,6 +135,10 @@ class Router:
         if hint.last:
             self.controller.end(id)
         return reply
+
+    def _named(self, client: str) -> str:
+        """A client's name among the engines, which tells neither key nor address."""
+        return hashlib.blake2b(client.encode(), key=self._salt, digest_size=16).hexdigest()
 
     async def _answered(self, asking: "asyncio.Task[Reply]") -> Reply:
         """The reply. ApiError 503 once no engine has answered for a while."""

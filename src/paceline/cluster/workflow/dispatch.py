@@ -175,8 +175,11 @@ class Dispatcher:
         forever."""
         starts = []
         while here := [t for t in instance.queue if t.available(instance.name) <= now]:
-            first = min(here, key=lambda t: (*self.queue.key(t, instance, now), t.ready or 0.0, t.id))
-            if not instance.fits(first):
+            within = instance.within(here)
+            if not within and len(instance.running) >= instance.slots:
+                break
+            first = min(within or here, key=lambda t: (*self.queue.key(t, instance, now), t.ready or 0.0, t.id))
+            if not instance.fits(first, bool(within)):
                 break
             instance.queue.remove(first)
             instance.running[first.id] = first

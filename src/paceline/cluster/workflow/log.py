@@ -57,7 +57,8 @@ class WorkflowRecorder:
 
 def _call(t: Task) -> Event:
     after = [parent.id for parent in t.after]
-    return {"id": t.id, "work": list(t.work), "after": after, "volume": list(t.volume), "pinned": t.pinned}
+    whose = {"client": t.client} if t.client else {}
+    return {"id": t.id, "work": list(t.work), "after": after, "volume": list(t.volume), "pinned": t.pinned, **whose}
 
 
 def _dump(starts: Sequence[Start]) -> list[list[Any]]:
@@ -146,7 +147,8 @@ def _tasks(event: Mapping[str, Any], workflow: Workflow, to: Dispatcher) -> list
     for call in event["tasks"]:
         after = tuple(made.get(id) or to.tasks[id] for id in call["after"])
         made[call["id"]] = Task(
-            call["id"], workflow, CallWork(*call["work"]), after, tuple(call["volume"]), call["pinned"]
+            call["id"], workflow, CallWork(*call["work"]), after, tuple(call["volume"]), call["pinned"],
+            call.get("client", ""),
         )  # fmt: skip
     return list(made.values())
 

@@ -1,6 +1,7 @@
 """The vocabulary of workflows, and what a planner, a queue and a predictor are."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple, Protocol
@@ -58,6 +59,8 @@ class Task:
     """For each of `after`: seconds that its result needs to another instance (transfer, or a prefix computed again)."""
     pinned: str | None = None
     """The only instance that may run it."""
+    client: str = ""
+    """Client whose call it is; each has a share of the slots."""
     children: list["Task"] = field(default_factory=list)
     rank: float = 0.0
     """Mean seconds of the longest path from here to the end of what is known (HEFT's upward rank)."""
@@ -108,9 +111,17 @@ class Instance:
         """Seconds that a running call still needs, by prediction."""
         return max(0.0, predictor.seconds(task.work, self) - (now - (task.started or 0.0)))
 
-    def fits(self, task: Task) -> bool:
-        """Is there a slot and room for its K/V? What could never fit runs alone."""
-        if len(self.running) >= self.slots:
+    def within(self, calls: Iterable[Task]) -> list[Task]:
+        """The calls whose client holds less than its share of the slots; none if there is one client alone."""
+        held, calls = Counter(task.client for task in self.running.values()), list(calls)
+        clients = {task.client for task in calls} | {*held}
+        share = max(1, self.slots // max(1, len(clients)))
+        return [task for task in calls if held[task.client] < share] if len(clients) > 1 else []
+
+    def fits(self, task: Task, entitled: bool = False) -> bool:
+        """Is there a slot and room for its K/V? What could never fit runs alone. `entitled`: its client holds less than
+        its share, others more; it need not wait for a slot of theirs, for the engine shares out its places again."""
+        if len(self.running) >= (2 * self.slots if entitled else self.slots):
             return False
         used = sum(t.work.tokens_in + t.work.tokens_out for t in self.running.values())
         return not self.running or used + task.work.tokens_in + task.work.tokens_out <= self.room

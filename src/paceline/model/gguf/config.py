@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import CheckpointError
-from paceline.model.families import read_spec
+from paceline.model.family import Names
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
+from paceline.model.read_spec import read_spec
 from paceline.model.spec import Layer, ModelSpec, Rope
 
 COMMON = {
@@ -26,8 +27,32 @@ COMMON = {
 """Numbers that every architecture must have, and what a config calls them."""
 NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
+GRANITE = {
+    **NORM,
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
+QWEN_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
+LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 WINDOW_KEYS = {"attention.sliding_window": "sliding_window"}
 CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+SILENT_KEYS = frozenset(("vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
+                         "rope.dimension_sections"))  # fmt: skip
+"""Keys that say nothing of a model's arithmetic beyond what its tensors and other keys do."""
+USUAL_VALUES: dict[str, tuple[Any, ...]] = {
+    "attention.causal": (True,),
+    "use_parallel_residual": (False,),
+    "expert_used_count": (0,),
+    "pooling_type": (0,),
+    "attention.clamp_kqv": (0.0,),
+    "attention.max_alibi_bias": (0.0,),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.factor": (0.0, 1.0),
+    "rope.scaling.original_context_length": (0,),
+}
+"""Values of keys that are not read which stand for what is computed anyway."""
 MAX_NUMBER = 1e30
 MAX_SIZE = 1 << 24
 """No size of a model is larger: what is, is damage, and would be taken as memory."""
@@ -46,6 +71,14 @@ class Arch:
     fixed: Mapping[str, Any] = field(default_factory=dict)
     folded: bool = False
     """Norm weights are stored with the family's offset already added."""
+    mixture: Mapping[str, str] = field(default_factory=dict)
+    """Keys of whole numbers that a mixture of experts must have; empty: it is none."""
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Keys that are true or false."""
+    score: int = 1
+    """`expert_gating_func`: 1, shares among all experts; 2, a sigmoid of each."""
+    names: Names | None = None
+    """Where not those of the family: the converter takes fused matrices apart."""
 
 
 ARCHITECTURES: dict[str, Arch] = {
@@ -60,13 +93,7 @@ ARCHITECTURES: dict[str, Arch] = {
     "granite": Arch(
         "granite",
         interleaved=True,
-        floats={
-            **NORM,
-            "attention.scale": "attention_multiplier",
-            "embedding_scale": "embedding_multiplier",
-            "residual_scale": "residual_multiplier",
-            "logit_scale": "logits_scaling",
-        },
+        floats=GRANITE,
     ),
     "seed_oss": Arch("seed_oss"),
     "ernie4_5": Arch("ernie4_5", interleaved=True),
@@ -82,7 +109,63 @@ ARCHITECTURES: dict[str, Arch] = {
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
     ),
     "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
+    "qwen2moe": Arch(
+        "qwen2_moe",
+        fixed={"norm_topk_prob": False},
+        mixture={
+            **QWEN_EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+    ),
+    "qwen3moe": Arch(
+        "qwen3_moe",
+        fixed={"norm_topk_prob": True},
+        mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+    ),
+    "olmoe": Arch("olmoe", fixed={"norm_topk_prob": False}, mixture=QWEN_EXPERTS),
+    "granitemoe": Arch(
+        "granitemoe",
+        interleaved=True,
+        floats=GRANITE,
+        mixture=LOCAL_EXPERTS,
+        names=Names(router="block_sparse_moe.router.layer"),
+    ),
+    "glm4moe": Arch(
+        "glm4_moe",
+        floats={**NORM, "expert_weights_scale": "routed_scaling_factor"},
+        whole={"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
+        flags={"expert_weights_norm": "norm_topk_prob"},
+        mixture={
+            "expert_count": "n_routed_experts",
+            "expert_used_count": "num_experts_per_tok",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "n_shared_experts",
+            "leading_dense_block_count": "first_k_dense_replace",
+        },
+        score=2,
+    ),
+    "ernie4_5-moe": Arch(
+        "ernie4_5_moe",
+        interleaved=True,
+        mixture={
+            "expert_count": "moe_num_experts",
+            "expert_used_count": "moe_k",
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "moe_num_shared_experts",
+            "leading_dense_block_count": "moe_layer_start_index",
+            "interleave_moe_layer_step": "moe_layer_interval",
+        },
+    ),
+    "gpt-oss": Arch(
+        "gpt_oss",
+        whole=WINDOW_KEYS,
+        mixture={**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+        score=3,
+    ),
 }
+MIXTRAL = Arch("mixtral", interleaved=True, mixture=LOCAL_EXPERTS)
+"""What `llama` stands for where it has experts."""
 
 
 def arch_of(header: Header) -> Arch:
@@ -92,7 +175,7 @@ def arch_of(header: Header) -> Arch:
         raise CheckpointError(
             f"{header.path} is {shown}, which is not served; supported architectures are {', '.join(ARCHITECTURES)}."
         )
-    return ARCHITECTURES[name]
+    return MIXTRAL if name == "llama" and header.metadata.get("llama.expert_count") else ARCHITECTURES[name]
 
 
 class ConfigReader:
@@ -100,12 +183,21 @@ class ConfigReader:
 
     def __init__(self, header: Header) -> None:
         self.header, self.prefix = header, f"{header.metadata['general.architecture']}."
+        self.seen: set[str] = set()
 
     def wrong(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.prefix}{key} in {self.header.path} {what}; convert the model again.")
 
     def raw(self, key: str) -> Any:
+        self.seen.add(key)
         return self.header.metadata.get(self.prefix + key)
+
+    def refuse_unread(self) -> None:
+        """CheckpointError for a key of the architecture that nothing has read and that may say something."""
+        for name, value in self.header.metadata.items():
+            key = name.removeprefix(self.prefix)
+            if key != name and key not in self.seen and key not in SILENT_KEYS and not says_nothing(key, value):
+                raise self.wrong(key, f"is {str(value)[:40]}, a key that is not known here and may change the text")
 
     def whole(self, key: str, default: int | None = None) -> int:
         """A number above 0 that all layers share."""
@@ -133,11 +225,16 @@ class ConfigReader:
         return float(str(np.float32(value)))  # 1e-06, as a config has it, not the float32 nearest to it
 
 
+def says_nothing(key: str, value: Any) -> bool:
+    """Whether a key has the value that stands for what is computed anyway."""
+    return key in USUAL_VALUES and value in USUAL_VALUES[key]
+
+
 def config_of(header: Header) -> dict[str, Any]:
     """The fields of config.json that this file stands for. Raises CheckpointError naming file and key."""
     arch, read = arch_of(header), ConfigReader(header)
-    if read.raw("expert_count"):
-        raise CheckpointError(f"{header.path} is a mixture of experts (MoE), which is not served yet.")
+    if read.raw("expert_count") and not arch.mixture:
+        raise CheckpointError(f"{header.path} is a mixture of experts (MoE) of a kind that is not served.")
     config: dict[str, Any] = {name: read.whole(key) for key, name in COMMON.items()}
     heads = config["num_attention_heads"]
     head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
@@ -166,7 +263,35 @@ def config_of(header: Header) -> dict[str, Any]:
         name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
     }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
-    return config | peculiar(header, config)
+    config |= mixture_of(arch, read, config["num_hidden_layers"])
+    config |= peculiar(header, config, read)
+    read.refuse_unread()
+    return config
+
+
+def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
+    """The fields of a mixture of experts."""
+    if not arch.mixture:
+        return {}
+    found: dict[str, Any] = {}
+    for key, name in arch.mixture.items():
+        value = read.raw(key)
+        absent_or_none = value in (0, None) and key in ("leading_dense_block_count", "expert_shared_count")
+        found[name] = 0 if absent_or_none else read.whole(key)
+    for key, name in arch.flags.items():
+        if (value := read.raw(key)) is not None:
+            found[name] = bool(value)
+    if (score := read.raw("expert_gating_func")) not in (None, 0, arch.score):
+        raise read.wrong(
+            "expert_gating_func", f"is {str(score)[:20]}, a router that is not served here; {arch.score} is"
+        )
+    if arch.model_type == "ernie4_5_moe":
+        found["moe_layer_end_index"] = layers - 1
+    if read.raw("nextn_predict_layers"):
+        raise read.wrong(
+            "nextn_predict_layers", "names layers that predict further tokens; a file without them is served"
+        )
+    return found
 
 
 def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
@@ -199,7 +324,7 @@ def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
     return params
 
 
-def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
+def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> dict[str, Any]:
     """Settings that gemma and phi3 do not state explicitly."""
     kind, params = config["model_type"], config["rope_parameters"]
     if kind in ("gemma2", "gemma3_text"):
@@ -207,18 +332,22 @@ def peculiar(header: Header, config: Mapping[str, Any]) -> dict[str, Any]:
         scalar = config["hidden_size"] / config["num_attention_heads"] if whole else config["head_dim"]
         own: dict[str, Any] = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
         if kind == "gemma3_text":
-            local = {"rope_type": "default", "rope_theta": 10000.0}
+            local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
+    if kind == "gpt_oss":
+        return {"rope_parameters": {**params, "truncate": False}} if params["rope_type"] == "yarn" else {}
+    if kind == "glm4_moe":
+        return {"use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors}
     if kind == "exaone4" and "sliding_window" not in config:
         return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
-    if kind == "olmo2" and "olmo2.attention.sliding_window" in header.metadata:
+    if kind == "olmo2" and read.raw("attention.sliding_window") is not None:
         raise CheckpointError(f"{header.path} is Olmo 3 in GGUF, which is not served; use its safetensors checkpoint.")
     if kind == "phi3":
         long, short = (header.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
         own = {"sliding_window": config.get("sliding_window")}
         if long is not None and short is not None:
-            original = header.metadata.get("phi3.rope.scaling.original_context_length")
+            original = read.raw("rope.scaling.original_context_length")
             own["original_max_position_embeddings"] = original
             own["rope_parameters"] = {
                 **params, "rope_type": "longrope", "original_max_position_embeddings": original,
@@ -267,7 +396,7 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
         norm_offset=0.0 if arch.folded else spec.norm_offset,
         qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
         out_bias="blk.0.attn_output.bias" in header.tensors,
-        mlp_bias="blk.0.ffn_down.bias" in header.tensors,
+        mlp_bias=any(f"blk.0.ffn_down{end}.bias" in header.tensors for end in ("", "_exps")),
     )
 
 

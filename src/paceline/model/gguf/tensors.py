@@ -3,6 +3,7 @@
 import mmap
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from paceline.model.gguf.header import Header, TensorEntry, read_header
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
 
+EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 DECODED_WEIGHTS = 1 << 22
 """Weights that are decoded at once: about 40 MB of working memory."""
@@ -89,7 +91,8 @@ class GgufTensors:
 
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, load_header(path)
-        self.interleaved = arch_of(self.header).interleaved
+        arch = arch_of(self.header)
+        self.interleaved, self.renamed = arch.interleaved, arch.names
         architecture = self.header.metadata["general.architecture"]
         self.names = names_of(architecture, self.header.metadata[f"{architecture}.block_count"])
         self.maps = {file: mapped(file) for file in parts_of(path)}
@@ -100,13 +103,33 @@ class GgufTensors:
     def place(self) -> dict[str, TensorEntry]:
         return self.header.tensors
 
+    def named(self, name: str) -> tuple[str, int | None]:
+        """The file's name of a tensor, and the number of the part that is meant: experts lie one behind the other."""
+        if name in self.names:  # it has no end
+            return f"{self.names[name]}.weight", None
+        expert = EXPERT.fullmatch(name)
+        stem, _, end = name.rpartition(".") if expert is None else (f"{expert[1]}.{expert[3]}", ".", expert[4])
+        if end.endswith("_bias"):
+            stem, end = f"{stem}.{end.removesuffix('_bias')}", "bias"
+        return f"{self.names.get(stem, stem)}.{end}", None if expert is None else int(expert[2])
+
+    def found(self, name: str) -> TensorEntry | None:
+        """The tensor of a name, or the part of one."""
+        theirs, number = self.named(name)
+        whole = self.header.tensors.get(theirs)
+        if whole is None or number is None:
+            return whole
+        if len(whole.shape) < 2 or number >= whole.shape[0]:
+            raise CheckpointError(f"tensor {theirs} in {whole.file} has shape {whole.shape} and no expert {number}.")
+        each = whole.bytes // whole.shape[0]
+        return replace(whole, shape=whole.shape[1:], offset=whole.offset + number * each, bytes=each)
+
     def entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
-        stem, dot, end = name.rpartition(".")
-        found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
+        found = self.found(name)
         if found is None:
-            raise CheckpointError(
-                f"tensor {self.names.get(stem, stem)}{dot}{end} is missing from {self.path}; download it again."
-            )
+            raise CheckpointError(f"tensor {self.named(name)[0]} is missing from {self.path}; download it again.")
+        if found.shape == shape[1:] and shape[0] == 1:  # a matrix of one row
+            found = replace(found, shape=shape)
         if found.shape != shape:
             raise CheckpointError(
                 f"tensor {found.name} in {found.file} has shape {found.shape} where the metadata imply {shape}; "
@@ -145,14 +168,12 @@ class GgufTensors:
     def bits(self, name: str) -> float | None:
         """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
         floats."""
-        stem, dot, end = name.rpartition(".")
-        found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
+        found = self.found(name)
         return None if found is None or found.kind not in DECODERS else PACKED[found.kind]
 
     def file_bits(self, name: str) -> int | None:
         """Bits that a quantised matrix takes in the file; None: it is stored as floats, or is not there."""
-        stem, dot, end = name.rpartition(".")
-        found = self.header.tensors.get(f"{self.names.get(stem, stem)}{dot}{end}")
+        found = self.found(name)
         return None if found is None or found.kind not in DECODERS else 8 * found.bytes
 
     def let_go(self) -> None:
@@ -169,6 +190,10 @@ class GgufTensors:
             if name not in self.taken and name not in CONFIG_TENSORS:
                 yield name
 
+    def says_nothing(self, name: str) -> bool:
+        """Whether a tensor that nothing took is a bias of zeros alone."""
+        return name.endswith(".bias") and not bool(self.raw(self.place[name]).any())
+
     def widest(self) -> int:
         """Bytes of a number while it is taken: those of a quantised one are decoded to float32, some at a time."""
         return max(
@@ -182,7 +207,8 @@ class GgufTensors:
         return sum(len(file) for file in self.maps.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        return self.place[name].shape
+        found = self.found(name) or self.place[name]
+        return found.shape
 
     def kind(self, name: str) -> str:
         """How it is stored, in a word."""

@@ -1,0 +1,40 @@
+"""A step of a drafter as a run of one round: its native proposer, called once."""
+
+import ctypes
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from paceline.core.proposer import Draft, ProposerTable
+from paceline.native.build import library
+from paceline.native.structs import CDraft, CTurn
+
+
+class Opening(NamedTuple):
+    """One text before the round."""
+
+    known: int
+    """Tokens of the text."""
+    room: int
+    """Deepest node."""
+    most: int
+    """Most nodes."""
+    last: int
+    """The text's last token."""
+    temperature: float
+    """0: greedy."""
+
+
+def one_round(table: ProposerTable, openings: Sequence[Opening]) -> list[Draft]:
+    """What the proposer drafts for its texts, all of them, in their order."""
+    found = library()
+    assert found is not None, "a table is made only where the library is"
+    turns = (CTurn * len(openings))(
+        *(CTurn(place, 0, it.room, it.most, it.known - 1, it.last, it.temperature) for place, it in enumerate(openings))
+    )
+    drafts = (CDraft * len(openings))()
+    state = ctypes.byref(table.state)
+    getattr(found, f"{table.name}_propose")(state, ctypes.c_int64(len(openings)), turns, drafts)
+    if table.done is not None:
+        table.done()
+    getattr(found, f"{table.name}_done")(state)
+    return [(draft.token[: draft.count], draft.parent[: draft.count]) for draft in drafts]

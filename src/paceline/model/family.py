@@ -1,0 +1,129 @@
+"""What a family of models says of itself: names of weights, and which fields of a config decide what."""
+
+from dataclasses import dataclass
+
+from paceline.model.spec import RouterScore
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Where a checkpoint keeps each weight; the names below `layer` are relative to it, without `.weight`. Empty: there
+    is none.
+
+    Several names are rows of one fused matrix, in order.
+    """
+
+    embedding: str = "model.embed_tokens"
+    norm: str = "model.norm"
+    head: str = "lm_head"
+    layer: str = "model.layers.{}."
+    attention_norm: str = "input_layernorm"
+    qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+    q_norm: str = "self_attn.q_norm"
+    k_norm: str = "self_attn.k_norm"
+    out: str = "self_attn.o_proj"
+    attention_post_norm: str = ""
+    ffn_norm: str = "post_attention_layernorm"
+    gate_up: tuple[str, ...] = ("mlp.gate_proj", "mlp.up_proj")
+    down: str = "mlp.down_proj"
+    ffn_post_norm: str = ""
+    router: str = "mlp.gate"
+    expert: str = "mlp.experts.{}."
+    """Prefix of one expert in a mixture; `expert_gate_up` and `expert_down` are relative to it and to `shared`."""
+    expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    expert_down: str = "down_proj"
+    shared: str = "mlp.shared_expert."
+    shared_gate: str = "mlp.shared_expert_gate"
+    correction: str = ""
+    """Numbers that are added to the experts' scores where they are chosen, with the name's end."""
+    sinks: str = "self_attn.sinks"
+    conv: str = "conv.conv"
+    """Kernel of a gated short convolution, and below it the projections before and after it."""
+    conv_in: str = "conv.in_proj"
+    conv_out: str = "conv.out_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """The config fields of a mixture of experts; what is no text decides by itself."""
+
+    count: str = "num_experts"
+    active: str = "num_experts_per_tok"
+    width: str = "moe_intermediate_size"
+    normed: bool | str = "norm_topk_prob"
+    shared: str = ""
+    """With the inner numbers of the expert that all tokens use; none: there is none."""
+    shared_count: str = ""
+    """With the number of experts that all tokens use, each as wide as the others, computed as one without a gate."""
+    every: str = ""
+    """Interval of mixture layers, counted from 1; the others, and those of `dense`, are dense."""
+    dense: str = ""
+    first: str = ""
+    """The first layer that may be a mixture, and the last."""
+    last: str = ""
+    score: RouterScore = "softmax"
+    bias: bool = False
+    """The router has one."""
+    corrected: bool | str = False
+    groups: tuple[str, str] | None = None
+    """How many groups there are, and how many are active."""
+    scale: str = ""
+    floor: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """How a family departs from llama. A string names the config field that decides, anything else decides."""
+
+    architecture: str
+    names: Names = Names()
+    activation: str = "hidden_act"
+    """The config field, or the activation itself where there is none."""
+    qkv_bias: bool | str = False
+    out_bias: bool | str = False
+    mlp_bias: bool | str = False
+    qk_norm: bool | str = False
+    norm_offset: float = 0.0
+    embedding_scaled: bool = False
+    """Embeddings are multiplied by sqrt(hidden)."""
+    attention_scale: str = ""
+    """Config field s of the score scale 1/sqrt(s); none: head_dim."""
+    attention_softcap: str = ""
+    logit_softcap: str = ""
+    window: str = ""
+    """Config field with the sliding window."""
+    layer_types: bool = False
+    """Whether `config.layer_types` says which layers slide; else all layers have the window."""
+    interleaved: bool = False
+    """Pairs of a head that are rotated together lie side by side, not half a head apart."""
+    unrotated: str = ""
+    """Layers without a rotation: those with a 0 in this list of the config, or `full_attention`: those that do not
+    slide, where any do."""
+    ungated: bool = False
+    """The feed-forward is one matrix, activated, and another."""
+    norm_eps: str = "rms_norm_eps"
+    layer_norm: bool = False
+    norm_bias: bool = False
+    whole_norm: bool = False
+    parallel: bool = False
+    embedding_scale: str = ""
+    """Config fields of factors: of the embeddings; of what a layer adds; of the scores; of the logits, which `divided`
+    divides by it."""
+    residual_scale: str = ""
+    score_scale: str = ""
+    logit_scale: str = ""
+    divided: bool = False
+    refused: str = ""
+    """Config field that must not be set: a variant that is not served."""
+    experts: Mixed | None = None
+    conv: tuple[str, str] | None = None
+    """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
+    and whether they have biases."""
+    sinks: bool = False
+    beyond: str = ""
+    """Config field: how many layers behind the last predict further tokens. They are no part of a pass."""
+    stretched: bool = False
+    """Queries grow with their position beyond the length of the first training (Llama 4's rule): texts up to it, for
+    which that changes nothing, are served."""
+    rounded: bool = False
+    """The inner numbers of the feed-forward part are made from `intermediate_size` by LFM2's rule."""

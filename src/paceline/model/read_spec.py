@@ -1,0 +1,204 @@
+"""A model's spec from a config that transformers parsed, by the data of its family."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from paceline.core.errors import CheckpointError
+from paceline.model.families import FAMILIES
+from paceline.model.family import Family, Mixed
+from paceline.model.rope import rope
+from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, Mixer, ModelSpec, Rope, ShortConv
+
+ACTIVATION_NAMES: dict[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
+    "relu2": "relu2",
+    "swiglu_clamped": "swiglu_clamped",
+}
+STRETCH = "llama_4_scaling_beta"
+"""The rotation's parameter of `Family.stretched`."""
+
+
+def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
+    """From a config that transformers parsed; `max_len` shortens the context (see rope.longrope)."""
+    family = FAMILIES[config.model_type]
+    if getattr(config, "use_bidirectional_attention", None):
+        raise CheckpointError(
+            f"{config.model_type} with use_bidirectional_attention is an encoder; use a checkpoint that generates text."
+        )
+
+    if family.refused and getattr(config, family.refused, None):
+        raise CheckpointError(
+            f"{config.model_type} with {family.refused} is not served; use a checkpoint without it, or another model."
+        )
+
+    def decide(field: bool | str) -> Any:
+        return getattr(config, field, None) if isinstance(field, str) and field else field
+
+    def factor(field: str) -> float:
+        return float(getattr(config, field)) if field else 1.0
+
+    trained_len = int(config.max_position_embeddings)
+    if family.stretched and config.rope_parameters.get(STRETCH):
+        max_len = unstretched(config, trained_len, max_len)
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    activation = getattr(config, family.activation, family.activation)
+    if activation not in ACTIVATION_NAMES:
+        raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}.")
+    clamps = activation == "swiglu_clamped"
+    return ModelSpec(
+        family=config.model_type,
+        layers=read_layers(config, family, head_dim, trained_len, max_len or trained_len),
+        vocab=config.vocab_size,
+        hidden=config.hidden_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        head_dim=head_dim,
+        max_len=max_len or trained_len,
+        activation=ACTIVATION_NAMES[activation],
+        norm_eps=getattr(config, family.norm_eps),
+        norm_offset=family.norm_offset,
+        tied=bool(config.tie_word_embeddings),
+        early_exit=bool(getattr(config, "early_exit", False)),
+        sinks=family.sinks,
+        swiglu=(float(config.swiglu_alpha), float(config.swiglu_limit)) if clamps else (1.0, 0.0),
+        qkv_bias=bool(decide(family.qkv_bias)),
+        out_bias=bool(decide(family.out_bias)),
+        mlp_bias=bool(decide(family.mlp_bias)),
+        qk_norm=bool(decide(family.qk_norm)),
+        post_norms=bool(family.names.attention_post_norm),
+        attention_scale=factor(family.score_scale)
+        if family.score_scale
+        else float(decide(family.attention_scale) or head_dim) ** -0.5,
+        attention_softcap=decide(family.attention_softcap) or None,
+        logit_softcap=decide(family.logit_softcap) or None,
+        embedding_scale=config.hidden_size**0.5 if family.embedding_scaled else factor(family.embedding_scale),
+        eos=eos_ids(getattr(config, "eos_token_id", None)),
+        pre_norms=bool(family.names.attention_norm),
+        whole_norm=family.whole_norm,
+        layer_norm=family.layer_norm,
+        norm_bias=family.norm_bias,
+        parallel=family.parallel,
+        gated=not family.ungated,
+        residual_scale=factor(family.residual_scale),
+        logit_scale=1 / factor(family.logit_scale) if family.divided else factor(family.logit_scale),
+    )
+
+
+def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, max_len: int) -> tuple[Layer, ...]:
+    window = getattr(config, family.window) if family.window else None
+    everywhere = "sliding_attention" if window else "full_attention"
+    kinds = config.layer_types if family.layer_types else [everywhere] * config.num_hidden_layers
+    params = config.rope_parameters
+    made: dict[str, Mixer] = {}
+    for kind in sorted(set(kinds)):
+        if kind == "conv" and family.conv is not None:
+            length, bias = (getattr(config, name) for name in family.conv)
+            made[kind] = ShortConv(int(length), bool(bias))
+            continue
+        if kind not in ("sliding_attention", "full_attention"):
+            raise CheckpointError(f"layers of type {kind} are not supported.")
+        try:
+            given = {
+                name: it for name, it in params.get(kind, params).items() if not family.stretched or name != STRETCH
+            }
+            turn = rope(given, head_dim, trained_len, max_len)
+        except (KeyError, TypeError) as error:
+            raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
+        made[kind] = Attention(turn, window if kind == "sliding_attention" else None)
+    mixers = [made[kind] for kind in kinds]
+    turned = [mixer if turns else still(mixer) for mixer, turns in zip(mixers, rotated(config, family, kinds))]
+    return tuple(Layer(mixer, feed_forward(config, family, index)) for index, mixer in enumerate(turned))
+
+
+def feed_forward(config: Any, family: Family, index: int) -> Dense | Experts:
+    form = family.experts
+    if form is None:
+        return Dense(rounded(config) if family.rounded else config.intermediate_size)
+    dense = form.dense and index in (getattr(config, form.dense) or ())
+    outside = bool(form.first) and index < getattr(config, form.first)
+    outside |= bool(form.last) and index > getattr(config, form.last)
+    if dense or outside or (form.every and (index + 1) % getattr(config, form.every)):
+        return Dense(config.intermediate_size)
+    return mixture(config, form)
+
+
+def mixture(config: Any, form: Mixed) -> Experts:
+    count, active, width = (int(getattr(config, name)) for name in (form.count, form.active, form.width))
+    if not 1 <= active <= count:
+        raise CheckpointError(f"config.json: {form.active} is {active}, but it must be 1 to {form.count}, {count}.")
+    groups, used = (1, 1) if form.groups is None else (int(getattr(config, name)) for name in form.groups)
+    if groups < 1 or count % groups or not 1 <= used <= groups or active > count // groups * used:
+        raise CheckpointError(
+            f"config.json: {count} experts in {groups} groups, {used} of them active, do not give {active} experts to "
+            "a token."
+        )
+
+    def decide(field: bool | str) -> bool:
+        return bool(getattr(config, field) if isinstance(field, str) else field)
+
+    shared = int(getattr(config, form.shared)) if form.shared else 0
+    if form.shared_count:
+        shared = width * int(getattr(config, form.shared_count) or 0)
+    return Experts(
+        count,
+        active,
+        width,
+        decide(form.normed),
+        shared,
+        shared_gated=bool(form.shared),
+        score=form.score,
+        corrected=decide(form.corrected),
+        groups=groups,
+        active_groups=used,
+        scale=float(getattr(config, form.scale)) if form.scale else 1.0,
+        floor=form.floor,
+        router_bias=form.bias,
+    )
+
+
+def rounded(config: Any) -> int:
+    """The inner numbers of LFM2's feed-forward part: two thirds of those named, in whole multiples."""
+    width: int = config.intermediate_size
+    if not config.block_auto_adjust_ff_dim:
+        return width
+    width = int(2 * width / 3)
+    if config.block_ffn_dim_multiplier is None:
+        return width
+    width, unit = int(config.block_ffn_dim_multiplier * width), int(config.block_multiple_of)
+    return -(-width // unit) * unit
+
+
+def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
+    """Flag per layer: True if its queries and keys are rotated."""
+    if family.unrotated == "full_attention" and "sliding_attention" in kinds:
+        return [kind == "sliding_attention" for kind in kinds]
+    marks = getattr(config, family.unrotated, None) if family.unrotated else None
+    return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
+
+
+def still(mixer: Mixer) -> Mixer:
+    """One whose rotation is by nothing: the same arithmetic with cos 1 and sin 0."""
+    if not isinstance(mixer, Attention):
+        return mixer
+    return replace(mixer, rope=Rope((0.0,) * len(mixer.rope.inverse)))
+
+
+def unstretched(config: Any, trained_len: int, max_len: int | None) -> int:
+    """The longest text whose queries are as they are. Raises CheckpointError for a longer one that is asked for."""
+    most = min(trained_len, int(config.rope_parameters["original_max_position_embeddings"]))
+    if max_len is not None and max_len > most:
+        raise CheckpointError(
+            f"max_len {max_len} is beyond {most}: from there on {config.model_type} multiplies queries by a factor of "
+            f"their position ({STRETCH}), which is not served."
+        )
+    return max_len or most
+
+
+def eos_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

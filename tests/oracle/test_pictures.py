@@ -1,0 +1,60 @@
+"""Checkpoints that read pictures, too, as text models: the tower is skipped, whatever the prefix of names."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.core.errors import CheckpointError
+from paceline.model.load import load_model
+from tests.oracle.cases import BLOCK, BLOCKS, text
+from tests.oracle.rows import feed
+from tests.tiny import randomise, tiny_config
+
+SIZES = {"patch_size": 4, "image_size": 8, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1,
+         "num_attention_heads": 2}  # fmt: skip
+QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, "patch_size": 4, "out_hidden_size": 32,
+        "num_position_embeddings": 4, "deepstack_visual_indexes": []}  # fmt: skip
+KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "gemma3": (tiny_config("gemma3", vocab=96, layers=3), SIZES | {"model_type": "siglip_vision_model"}),
+    "mistral3": (
+        tiny_config("mistral", vocab=96, layers=3, head_dim=8),
+        SIZES | {"model_type": "pixtral", "head_dim": 8},
+    ),
+    "qwen3_vl": (tiny_config("qwen3", vocab=96, layers=3) | {"model_type": "qwen3_vl_text"}, QWEN),
+}
+
+
+def older(name: str) -> str:
+    """As versions of transformers before 5 named the tensors."""
+    if name.startswith("model.language_model."):
+        return "language_model.model." + name.removeprefix("model.language_model.")
+    return "language_model." + name if name.startswith("lm_head") else name.removeprefix("model.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_text_of_one_that_reads_pictures(kind: str, tmp_path: Path) -> None:
+    from transformers import AutoConfig, AutoModelForImageTextToText
+
+    inner, tower = KINDS[kind]
+    more = {"mm_tokens_per_image": 4} if kind == "gemma3" else {}
+    config = AutoConfig.for_model(kind, text_config=inner, vision_config=tower, tie_word_embeddings=False, **more)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
+    randomise(model, 0)
+    model.save_pretrained(tmp_path)
+    with torch.no_grad():
+        expected = model(input_ids=torch.tensor([text(1)])).logits[0]
+    for _ in range(2):
+        ours = load_model(tmp_path, dtype="float32", cache=False)
+        ours.allocate(BLOCKS, BLOCK)
+        torch.testing.assert_close(feed(ours, text(1), range(10), BLOCK, [7, 8]), expected, rtol=1e-4, atol=1e-4)
+        weights = load_file(tmp_path / "model.safetensors")
+        save_file({older(name): it for name, it in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    saved = json.loads((tmp_path / "config.json").read_text())
+    saved["text_config"]["model_type"] = "gemma5_text"
+    (tmp_path / "config.json").write_text(json.dumps(saved))
+    with pytest.raises(CheckpointError, match="the nearest that is served is gemma"):
+        load_model(tmp_path)

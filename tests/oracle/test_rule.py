@@ -1,0 +1,184 @@
+"""A key or a tensor that changes the arithmetic is used or refused, never dropped: the walk over all families, and what
+each loader once dropped."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from paceline.core.errors import CheckpointError
+from paceline.draft.eagle3 import EagleShape, random_weights
+from paceline.draft.head import HeadFiles, load_head
+from paceline.model.gguf import load_header, spec_of
+from paceline.model.linear import plain
+from paceline.model.load import load_model
+from paceline.model.quantised import scheme_of
+from paceline.model.rope import SCALINGS, rope
+from tests.model.gguf.files import write_gguf
+from tests.oracle.walk import Walked, walk
+from tests.tiny import FAMILIES, MORE, tiny_checkpoint
+
+EVERY = [*FAMILIES, *MORE]
+SOME = EVERY[::5]
+"""Families of a quick run, and how much of each is walked there."""
+SHARE = 0.04
+
+
+def families(whole: bool) -> list[Any]:
+    return [pytest.param(name, marks=pytest.mark.full) for name in EVERY] if whole else SOME
+
+
+def options(family: str) -> dict[str, Any]:
+    """What three layers need."""
+    return {"layer_types": ["conv", "full_attention", "conv"]} if family == "lfm2_moe" else {}
+
+
+@pytest.mark.parametrize("family", families(False))
+def test_some_keys_and_tensors(family: str, tmp_path: Path) -> None:
+    walk(tmp_path, family, SHARE, seed=len(family), **options(family))
+
+
+@pytest.mark.parametrize("family", families(True))
+def test_every_key_and_tensor(family: str, tmp_path: Path, record_property: Any) -> None:
+    found = walk(tmp_path, family, 1.0, seed=0, **options(family))
+    record_property("walked", found)
+    print(family, found)
+    assert isinstance(found, Walked) and found.keys >= 18 and found.tensors >= 20 and found.moved >= 2
+
+
+@pytest.mark.parametrize("kind", SCALINGS)
+def test_rotations_refuse_what_they_do_not_read(kind: str) -> None:
+    full: dict[str, Any] = {
+        "rope_type": kind, "rope_theta": 1e4, "factor": 2.0, "original_max_position_embeddings": 64,
+        "low_freq_factor": 1.0, "high_freq_factor": 4.0, "beta_fast": 32, "beta_slow": 1,
+        "short_factor": [1.0] * 32, "long_factor": [2.0] * 32,
+    }  # fmt: skip
+    read = {
+        "default": (),
+        "linear": ("factor",),
+        "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+        "yarn": ("factor", "beta_fast", "beta_slow"),
+        "longrope": ("factor", "short_factor", "long_factor"),
+    }[kind]
+    own = {key: it for key, it in full.items() if key in ("rope_type", "rope_theta", *read) or key.startswith("orig")}
+    before = rope(own, 64, 128, 128)
+    for key in read:
+        value = own[key]
+        by = 1 / 8 if key.startswith("beta") else 8  # a smaller one: the text of the first training is short
+        changed = own | {key: [by * it for it in value] if isinstance(value, list) else by * value}
+        assert rope(changed, 64, 128, 128) != before or key in ("short_factor", "low_freq_factor", "high_freq_factor")
+    for key in ("llama_4_scaling_beta", "extrapolation", *({*full} - {*own})):
+        with pytest.raises(CheckpointError, match=key):
+            rope(own | {key: full.get(key, 0.1)}, 64, 128, 128)
+    for other in ("dynamic", "proportional", "su", "ntk"):
+        with pytest.raises(CheckpointError, match=other):
+            rope(own | {"rope_type": other}, 64, 128, 128)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {r"+:.*down.*": {"bits": 8}}}, "form of their own"),
+        ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "format marlin"),
+        ({"quant_method": "fp8", "weight_block_size": [128]}, "blocks of FP8"),
+        ({"quant_method": "compressed-tensors", "transform_config": {"config_groups": {"u": {}}}}, "transform_config"),
+        ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24"}}, "sparsity_config"),
+        (
+            {
+                "quant_method": "compressed-tensors",
+                "format": "pack-quantized",
+                "config_groups": {"a": {"weights": {"num_bits": 4}}, "b": {"weights": {"num_bits": 8}}},
+            },
+            "several kinds",
+        ),
+    ],
+)
+def test_settings_of_quantised_checkpoints(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        scheme_of({"quantization_config": settings})
+    assert scheme_of({"quantization_config": {"quant_method": "gptq", "bits": 4, "dynamic": {"-:lm_head": {}}}})
+
+
+def test_blocks_of_fp8_are_told_by_the_config(tmp_path: Path) -> None:
+    """As many scales as outputs may be those of blocks."""
+    from paceline.model.quantised import QuantisedLayer
+
+    scale = torch.rand(4, 16) + 0.5
+    parts = {"weight": torch.ones(64, 256).to(torch.float8_e4m3fn), "weight_scale_inv": scale}
+    layer = QuantisedLayer("x", (64, 256), lambda member, _: parts[member], lambda member: member in parts)
+    scheme = scheme_of({"quantization_config": {"quant_method": "fp8", "weight_block_size": [16, 16]}})
+    assert scheme is not None
+    torch.testing.assert_close(scheme.read(layer), scale.repeat_interleave(16, 0).repeat_interleave(16, 1))
+    whole = scheme_of({"quantization_config": {"quant_method": "fp8"}})
+    assert whole is not None
+    with pytest.raises(CheckpointError, match="scales of shape"):
+        whole.read(layer)
+
+
+def test_zeros_that_say_nothing_are_left_out(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "llama", vocab=96, with_tokenizer=False)
+    weights, name = load_file(path / "model.safetensors"), "model.layers.0.self_attn.q_proj.bias"
+    save_file({**weights, name: torch.zeros(32)}, path / "model.safetensors", {"format": "pt"})
+    load_model(path, dtype="float32", cache=False)
+    save_file({**weights, name: torch.full((32,), 0.1)}, path / "model.safetensors", {"format": "pt"})
+    with pytest.raises(CheckpointError, match="no place for"):
+        load_model(path, dtype="float32", cache=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("attention.scale", 0.5), ("attn_logit_softcapping", 30.0), ("rope.scaling.factor", 4.0), ("expert_count", 4),
+     ("attention.causal", False), ("a_key_of_tomorrow", 1)],
+)  # fmt: skip
+def test_keys_of_gguf(key: str, value: Any, tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "qwen2", vocab=96, with_tokenizer=False, use_sliding_window=False)
+    file = write_gguf(tmp_path / "model.gguf", path, **{f"qwen2__{key}": value})
+    with pytest.raises(CheckpointError, match="mixture of experts" if key == "expert_count" else key):
+        spec_of(load_header(file))
+
+
+def test_tokens_of_gguf(tmp_path: Path) -> None:
+    """A vocabulary without the rule by which text is cut, or that names a token twice, is refused."""
+    from paceline.model.gguf import text_of
+
+    path = tiny_checkpoint(tmp_path, "llama", num_key_value_heads=2)
+    with pytest.raises(CheckpointError, match="pre"):
+        text_of(write_gguf(tmp_path / "a.gguf", path, **{"tokenizer.ggml.pre": None}))
+    words = json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]
+    twice = [*sorted(words, key=words.__getitem__)[:-1], "a"]
+    with pytest.raises(CheckpointError, match="names one token twice"):
+        text_of(write_gguf(tmp_path / "b.gguf", path, **{"tokenizer.ggml.tokens": twice}))
+
+
+SHAPE = EagleShape(8, 2, 1, 4, 16, 40, 20, 64, ("input:2", "input:3", "input:5"))
+FLOAT = plain(torch.float32, torch.device("cpu"))
+
+
+def test_heads_with_parts_that_are_not_computed(tmp_path: Path) -> None:
+    """EAGLE-3: scaled rotations are used, biases and variants refused; its authors' file is read."""
+    layer = SHAPE.written()["transformer_layer_config"]
+    scaled = {"rope_type": "linear", "factor": 4.0}
+    weights = random_weights(SHAPE)
+    torch.save(weights, tmp_path / "pytorch_model.bin")
+
+    def load(**changes: Any) -> Any:
+        written = SHAPE.written() | {"transformer_layer_config": layer | changes}
+        (tmp_path / "config.json").write_text(json.dumps(written))
+        return load_head(tmp_path, 8, 40, FLOAT, 8)[1]
+
+    before, after = load(), load(rope_scaling=scaled)
+    assert before.spec.attentions[0].rope != after.spec.attentions[0].rope
+    assert EagleShape.read(after.shape.written()) == after.shape and HeadFiles(tmp_path).numbers() > 0
+    for changes in (
+        {"attention_bias": True},
+        {"hidden_act": "gelu"},
+        {"rope_scaling": {"type": "dynamic", "factor": 2}},
+    ):
+        with pytest.raises(CheckpointError, match=r"attention_bias|hidden_act|dynamic"):
+            load(**changes)
+    torch.save({**weights, "fc.bias": torch.ones(8)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"fc\.bias"):
+        load()
