@@ -186,6 +186,19 @@ def test_the_native_product_is_that_of_the_twin(monkeypatch: pytest.MonkeyPatch,
         assert (expected - exact).norm() < 0.02 * exact.norm()  # activations are rounded
 
 
+@pytest.mark.skipif(library() is None, reason="this machine has no native library")
+@pytest.mark.parametrize("pack", [pack_int4, pack_sixes, pack_bytes])
+def test_a_huge_activation_costs_the_precision_of_its_record_alone(pack: Callable[..., Packed]) -> None:
+    """Models have some: one scale for a whole row would round all else to 0."""
+    stream = torch.Generator().manual_seed(5)
+    weight, x = torch.randn(64, 512, generator=stream), torch.randn(40, 512, generator=stream)
+    weight[:, :256], x[:, 7] = 0, 1e5
+    it = pack(weight, None)
+    exact = x[:, 256:].double() @ expand(it)[:, 256:].T
+    for rows in 1, 40:
+        assert (it(x[:rows]) - exact[:rows]).norm() < 0.02 * exact[:rows].norm()
+
+
 @pytest.mark.skipif(not build.abilities() >= build.NEEDED, reason="this CPU has no VNNI to stand in for AVX-VNNI")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_product_of_avx_vnni(monkeypatch: pytest.MonkeyPatch, case: Case) -> None:

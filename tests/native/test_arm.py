@@ -88,7 +88,7 @@ def test_a_pass(program: Path, tmp_path: Path, quantize: str | None, kv: str | N
     decoder.allocate(16, 16)
     expected = decoder.forward(rows).logits
     decoder.allocate(16, 16)
-    call, _, logits, segments = decoder.call(rows, {})
+    call, _, logits, (segments, *_held) = decoder.call(rows, {})
     decoder.model.threads = 1
     structs = [(ctypes.addressof(it), ctypes.sizeof(it)) for it in (decoder.model, call, decoder.layers)]
     regions = list(tensors([decoder.weights, decoder.rotaries, decoder.keys, decoder.values]))

@@ -10,6 +10,8 @@ from paceline.core.component import TARGET, Component, keeps_rows
 
 HASH_CHUNK_BYTES = 1 << 22
 """Bytes of a file that are hashed at a time."""
+ARITHMETIC = 2
+"""Number of changes of what a pass computes from the same weights: K/V of an earlier number is another model's."""
 
 
 def identity_of(component: Component) -> str:
@@ -43,7 +45,7 @@ def form_of(component: Component) -> str:
     equal texts. It depends on what the component computes and on the arithmetic of this machine."""
     describe = getattr(component, "describe", None)
     model = getattr(component, "model", None)
-    parts = (identity_of(component), describe() if describe else "", str(getattr(model, "unit", "")),
+    parts = (ARITHMETIC, identity_of(component), describe() if describe else "", str(getattr(model, "unit", "")),
              component.kv_bytes_per_token, getattr(component, "state_bytes", 0))  # fmt: skip
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 

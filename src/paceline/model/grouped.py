@@ -2,8 +2,8 @@
 low, or scale * table[code].
 
 Scales and lows lie in the smallest of the forms that keeps them exactly, so what another tool has quantised stays what
-it was, in about the bits that it had (`ScaleForm`). Activations are rounded to int8 by row. `twin` is the slow twin of
-the native product.
+it was, in about the bits that it had (`ScaleForm`). Activations are rounded to int8 by group, or by record where scales
+are whole. `twin` is the slow twin of the native product.
 """
 
 from enum import IntEnum
@@ -392,8 +392,10 @@ def twin(packed: Packed, x: Tensor) -> Tensor:
     codes, parts = parts_of(packed)
     x = torch.nn.functional.pad(x.float(), (0, -x.shape[1] % GROUP))
     w = torch.nn.functional.pad(meaning(packed, codes), (0, -codes.shape[1] % GROUP))
-    by = x.abs().amax(1) / 127
-    whole = (x * torch.where(by > 0, 1 / by, 0)[:, None]).round().double()
+    share = GROUP * RECORD if form in WHOLE_SCALES else GROUP
+    parts_of_x = torch.nn.functional.pad(x, (0, -x.shape[1] % share)).view(len(x), -1, share)
+    by = parts_of_x.abs().amax(2) / 127
+    whole = (parts_of_x * torch.where(by > 0, 1 / by, 0)[:, :, None]).round().flatten(1)[:, : x.shape[1]].double()
     total = torch.zeros(len(x), len(codes))
 
     def add(to: Tensor, number: Tensor, times: Tensor) -> Tensor:
@@ -412,15 +414,16 @@ def twin(packed: Packed, x: Tensor) -> Tensor:
                 deep += whole[:, some].sum(1, keepdim=True) * b[:, group].double()
             record = first // (GROUP * RECORD)
             if form == ScaleForm.SUPER:
-                total = add(total, high.float().double(), parts[0][:, record])
-                total = add(total, deep.float().double(), parts[1][:, record])
+                y = add(high.float() * parts[0][:, record], deep.float().double(), parts[1][:, record])
             else:
-                total = add(total, (high - zero * deep).float().double(), parts[0][:, record])
+                y = (high - zero * deep).float() * parts[0][:, record]
+            total = add(total, y.double(), by[:, record, None])
     else:
         scale, low = floats_of(packed, parts)
         for g in range(scale.shape[1]):
             some = slice(g * GROUP, g * GROUP + GROUP)
-            total = add(total, whole[:, some] @ w[:, some].T, scale[:, g])
-            total = add(total, whole[:, some].sum(1, keepdim=True), low[:, g])
+            y = (whole[:, some] @ w[:, some].T).float() * scale[:, g]
+            y = add(y, whole[:, some].sum(1, keepdim=True), low[:, g])
+            total = add(total, y.double(), by[:, g, None])
     bias = 0 if packed.bias is None else packed.bias[: len(codes)].double()
-    return (total * by[:, None].double() + bias).float()
+    return (total.double() + bias).float()

@@ -38,7 +38,9 @@ struct Worker : Mixtures {
   }
 
   void attention(i64 index, const Layer& l, const float* x) {
-    norm_rows(x, l.attention_norm, p.rows, nullptr, nullptr);
+    i64 groups = scaled(l.qkv, l.value);
+    if (m.parallel) groups = std::max(groups, scaled(l.gate_up));
+    norm_rows(x, l.attention_norm, p.rows, nullptr, nullptr, groups);
     lower(index, QKV, b.normed);
     if (l.value.weight) lower(index, VALUE, b.normed);
     done(NORM);
@@ -67,7 +69,7 @@ struct Worker : Mixtures {
       done(ATTENTION);
     }
     if (m.int8) {
-      pack_rows(b.wide, m.heads * m.head_dim, b.mixed);
+      pack_rows(b.wide, m.heads * m.head_dim, b.mixed, scaled(l.out));
       lower(index, OUT, b.mixed);
       done(NORM);
     } else if (lower(index, OUT, b.mixed)) done(LINEAR);
@@ -78,7 +80,7 @@ struct Worker : Mixtures {
   void feed(i64 index, const Layer& l, bool normed) {  // normed: the attention has left what both of them read
     const i64 rows = p.rows;
     if (!normed) {
-      norm_rows(b.x, m.parallel ? l.attention_norm : l.ffn_norm, rows, nullptr, nullptr);
+      norm_rows(b.x, m.parallel ? l.attention_norm : l.ffn_norm, rows, nullptr, nullptr, scaled(l.gate_up));
       lower(index, GATE_UP, b.normed);
       done(NORM);
     } else if (lower(index, GATE_UP, b.normed)) done(LINEAR);
@@ -102,7 +104,7 @@ struct Worker : Mixtures {
       });
     done(LINEAR);
     if (int8) {
-      pack_rows(y, width, a);
+      pack_rows(y, width, a, scaled(l.down));
       lower(index, DOWN, a);
       done(NORM);
     } else if (lower(index, DOWN, a)) done(LINEAR);
@@ -143,13 +145,14 @@ struct Worker : Mixtures {
     }
     if (p.head) {
       if (p.post_norm) {
-        norm_rows(b.x, m.norm, p.rows, nullptr, p.post_norm);
+        norm_rows(b.x, m.norm, p.rows, nullptr, p.post_norm, scaled(m.head));
         done(NORM);
       }
-      norm_rows(b.x, m.norm, p.wanted, p.want, nullptr);
-      done(NORM);
       const bool narrow = m.words && (m.drafts || p.narrow);
-      store(narrow ? m.narrow : m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap, (float)m.logit_scale);
+      const Linear& head = narrow ? m.narrow : m.head;
+      norm_rows(b.x, m.norm, p.wanted, p.want, nullptr, scaled(head));
+      done(NORM);
+      store(head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap, (float)m.logit_scale);
       done(HEAD);
       if (!narrow) return;
       for (i64 r = me; r < p.wanted; r += all) spread(p.logits + r * m.vocab);
@@ -190,12 +193,13 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   auto activations = [&](i64 width, i64 of) {
     Activations a;
     const i64 rows = up(of, 32);
-    a.stride = up(width * each, step);
+    a.used = up(width * each, step);
+    a.stride = a.used + (m.grouped() && a.used % 512 == 0 ? 64 : 0);  // else many rows meet in few sets of the first cache
     a.data = arena.take(rows * a.stride);
-    a.scale = (float*)arena.take(rows * 4);
     a.groups = m.grouped() ? up(width, GROUP) / GROUP : 0;
+    a.scale = (float*)arena.take(rows * std::max<i64>(1, a.groups) * 4);
     a.sums = (float*)arena.take(rows * a.groups * 4);
-    a.wholes = (int16_t*)arena.take(m.grouped() ? rows * wholes_each(a.groups) * 2 : 0);
+    a.wholes = (int16_t*)arena.take(m.grouped() ? rows * wholes_each(a.groups) * 2 + 16 : 0);  // tiles read a record's whole line
     return a;
   };
   const i64 pairs = p.rows * m.active;
@@ -213,7 +217,7 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   b.share = (float*)arena.take(pairs * 4), b.chosen = (i64*)arena.take(pairs * 8);
   if (arena.memory.size() < arena.used) return;
   auto clear = [&](const Activations& a, i64 of) {  // padding that is never written must be finite
-    for (i64 r = 0; r < up(of, 32) && a.stride; r++) memset(a.data + (r + 1) * a.stride - step, 0, step);
+    for (i64 r = 0; r < up(of, 32) && a.stride; r++) memset(a.data + r * a.stride + a.used - step, 0, step);
   };
   for (const Activations& a : {b.normed, b.mixed, b.gated}) clear(a, p.rows);
   clear(b.routed, spare), clear(b.inner, spare), clear(b.shared, pairs ? p.rows : 0);
@@ -334,7 +338,7 @@ static void multiply(const Model& m, const float* x, i64 rows, float* y) {
   make_room(alone, p, b);
   parallel(m.threads, [&] {
     Worker w(alone, p, b);
-    w.pack_rows(x, m.head.in, b.normed);
+    w.pack_rows(x, m.head.in, b.normed, w.scaled(m.head));
     w.done(NORM);
     w.store(m.head, b.normed, rows, y, m.head.out);
   });

@@ -6,14 +6,14 @@
 // 16, [group][line][output][4 inputs]. Of 4 bits a byte holds two codes, 4 inputs apart; the fifth bits lie in one more
 // line, bit q of a byte being that of quad q; the fifth and sixth in two more, bits 2 (q % 4) and the next.
 //
-// Rows are int8 with a scale each. The sum of a group is a whole number, exact, whatever multiplies, and so is that of a record where
+// Rows are int8 with a scale for each group, the same for those of a record where weights' scales are whole. The sum of a group is a whole number, exact, whatever multiplies, and so is that of a record where
 // scales are whole; the order of groups is fixed: so a row has the same bits on every CPU that adds up floats alike.
 #pragma once
 
 #include "grouped_product.h"
 
 const i64 GROUP = 32, RECORD = 8;
-const i64 TILED_ROWS = 24;  // most rows for which AVX-512 is quicker than AMX: a record has to be spread for tiles first
+const i64 TILED_ROWS = 9;  // most rows for which AVX-512 is quicker than AMX: a record has to be spread for tiles first
 
 // What scale and low are made of: Z is 2^(bits - 1), 128 of a table                      bits a weight of 4:
 enum Form {
@@ -137,10 +137,10 @@ static void decode(const Linear& l, const uint8_t* head, i64 output, i64 groups,
 
 // The sums of rows' groups, from a row on
 struct RowSums {
-  const float* sums;      // [rows][groups]
+  const float *scales, *sums;  // [rows][groups]
   const int16_t* wholes;  // [rows][each]: the same, then those of each 16 inputs; an odd count has a 0 behind it
   i64 groups, each;
-  RowSums of(i64 row) const { return {sums + row * groups, wholes + row * each, groups, each}; }
+  RowSums of(i64 row) const { return {scales + row * groups, sums + row * groups, wholes + row * each, groups, each}; }
 };
 
 static i64 wholes_each(i64 groups) { return up(groups, 2) + 2 * groups; }
@@ -156,7 +156,7 @@ static int16_t sum_of_16(const int8_t* x) {
 
 #include "grouped_tiles.h"
 
-// sums [rows][32]: the block w of x [rows], but for the rows' scales. A record stays in the first cache for all panels of
+// sums [rows][32]: the block w of x [rows]. A record stays in the first cache for all panels of
 // rows; the first of them fetches the record after the next
 static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i64 stride, const RowSums& of_rows, i64 groups, i64 rows,
                           float* sums, Tiles* tiles) {
@@ -175,14 +175,14 @@ static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i
     fetch(w + 2 * full, head);
     const bool tiled = tiles && rows > TILED_ROWS;
     if (tiled) fetch(w + 2 * full + head, here * l.bits * 128);
-    j.count = here, j.x = x + k * GROUP, j.of_rows = of_rows.sums + k;
+    j.count = here, j.x = x + k * GROUP, j.of_rows = of_rows.sums + k, j.by_rows = of_rows.scales + k;
     j.wholes = of_rows.wholes + (halves ? up(of_rows.groups, 2) + 2 * k : k);
     for (int c = 0; c < 2; c++) {
       j.weight = w + head + c * here * l.bits * 64, j.sums = sums + c * 16;
       if (whole) decode(l, w, c * 16, here, wholes);
       else decode(l, w, c * 16, here, scales);
       if (tiled) {
-        tiles_grouped(*tiles, l, j, rows, table);
+        tiles_grouped(*tiles, l, j, rows);
         continue;
       }
       for (i64 r = 0; r < rows;) {  // panels of about the same size

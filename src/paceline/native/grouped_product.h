@@ -30,6 +30,7 @@ template <int BY> static inline V right(V a) {  // of its 16-bit numbers; left w
 static inline V looked(V table, V codes) { return (V)vqtbl1q_u8((uint8x16_t)table, (uint8x16_t)codes); }
 static inline V table(const uint8_t* at) { return load(at); }
 static inline VF floats(V x) { return (VF)vcvtq_f32_s32((int32x4_t)x); }
+static inline VF product(VF a, VF b) { return a * b; }
 static inline VF fma(VF a, VF b, VF c) { return (VF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b); }
 static inline VF all(float x) { return VF{} + x; }
 static inline V signed_dot(V c, V w, V x) { return (V)vdotq_s32((int32x4_t)c, (int8x16_t)w, (int8x16_t)x); }
@@ -61,6 +62,7 @@ template <int BY> static inline V right(V a) {
 static inline V looked(V table, V codes) { return _mm256_shuffle_epi8(table, codes); }
 static inline V table(const uint8_t* at) { return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i*)at)); }
 static inline VF floats(V x) { return _mm256_cvtepi32_ps(x); }
+static inline VF product(VF a, VF b) { return _mm256_mul_ps(a, b); }
 static inline VF fma(VF a, VF b, VF c) { return _mm256_fmadd_ps(a, b, c); }
 static inline VF all(float x) { return _mm256_set1_ps(x); }
 static inline V times(V a, V b) { return _mm256_mullo_epi32(a, b); }
@@ -99,6 +101,7 @@ template <int BY> static inline V right(V a) {
 static inline V looked(V table, V codes) { return _mm512_shuffle_epi8(table, codes); }
 static inline V table(const uint8_t* at) { return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i*)at)); }
 static inline VF floats(V x) { return _mm512_cvtepi32_ps(x); }
+static inline VF product(VF a, VF b) { return _mm512_mul_ps(a, b); }
 static inline VF fma(VF a, VF b, VF c) { return _mm512_fmadd_ps(a, b, c); }
 static inline VF all(float x) { return _mm512_set1_ps(x); }
 static inline V times(V a, V b) { return _mm512_mullo_epi32(a, b); }
@@ -142,7 +145,7 @@ struct alignas(64) Wholes {
 struct Job {  // some groups of 16 outputs times rows of int8
   const uint8_t *weight, *x;
   i64 stride, count, ahead;  // count: groups. ahead: bytes from here to what will be wanted next; 0: nothing
-  const float* of_rows;      // sums of x by group, `groups` a row
+  const float *of_rows, *by_rows;  // sums of x by group, `groups` a row; what its numbers are times
   i64 groups;
   const int16_t* wholes;     // the same, whole, as `b` meets them, `each` a row
   i64 each;
@@ -251,8 +254,9 @@ static void product_of(const Job& j, int first_row, int first_output) {
       for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
         for (int i = 0; i < WIDE; i++) {
-          total[r][i] = fma(floats(part[r][i]), loadf(j.scales->scale[g] + first_output + i * LANES), total[r][i]);
-          total[r][i] = fma(all(j.of_rows[(first_row + r) * j.groups + g]), loadf(j.scales->low[g] + first_output + i * LANES), total[r][i]);
+          const VF y = product(floats(part[r][i]), loadf(j.scales->scale[g] + first_output + i * LANES));
+          const VF of = fma(all(j.of_rows[(first_row + r) * j.groups + g]), loadf(j.scales->low[g] + first_output + i * LANES), y);
+          total[r][i] = fma(of, all(j.by_rows[(first_row + r) * j.groups + g]), total[r][i]);
         }
   }
   if (KIND != BY_FLOATS) {
@@ -264,13 +268,10 @@ static void product_of(const Job& j, int first_row, int first_output) {
         V low{};
         for (i64 n = 0; n < lines; n++)
           low = pairs(low, load(j.by->b[n] + first_output + i * LANES), four((const uint8_t*)(j.wholes + (first_row + r) * j.each + 2 * n)));
-        VF y = loadf(sums + r * 32 + i * LANES);
-        const VF half = loadf(j.by->half + first_output + i * LANES);
-        if (j.lows) {
-          y = fma(floats(sum[r][i]), half, y);
-          y = fma(floats(low), loadf(j.by->low + first_output + i * LANES), y);
-        } else y = fma(floats(minus(sum[r][i], shifted(low, j.zero))), half, y);
-        storef(sums + r * 32 + i * LANES, y);
+        VF y = floats(j.lows ? sum[r][i] : minus(sum[r][i], shifted(low, j.zero)));
+        y = product(y, loadf(j.by->half + first_output + i * LANES));
+        if (j.lows) y = fma(floats(low), loadf(j.by->low + first_output + i * LANES), y);
+        storef(sums + r * 32 + i * LANES, fma(y, all(j.by_rows[(first_row + r) * j.groups]), loadf(sums + r * 32 + i * LANES)));
       }
     return;
   }

@@ -3,16 +3,17 @@
 
 #include "grouped.h"
 
-struct Activations {  // rows of bfloat16, float32, or int8 with a scale each; columns padded with zeros to whole steps
+struct Activations {  // rows of bfloat16, float32, or int8; columns padded with zeros to whole steps
   uint8_t* data;
-  float* scale;
-  i64 stride;  // bytes
+  float* scale;  // of int8 [rows], or [rows][groups] where weights lie in groups
+  i64 used, stride;  // bytes: with whole steps; from row to row
   float* sums;  // [rows][groups]: of the numbers of each group, where weights lie in groups
   i64 groups;
   int16_t* wholes;  // the same, and those of each half group: RowSums
-  RowSums of(i64 row) const { return RowSums{sums, wholes, groups, wholes_each(groups)}.of(row); }
+  RowSums of(i64 row) const { return RowSums{scale, sums, wholes, groups, wholes_each(groups)}.of(row); }
   Activations from(i64 row) const {  // those from `row` on
-    return {data + row * stride, scale + row, stride, sums + row * groups, groups, wholes + row * (groups ? wholes_each(groups) : 0)};
+    return {data + row * stride, scale + row * std::max<i64>(1, groups), used, stride, sums + row * groups, groups,
+            wholes + row * (groups ? wholes_each(groups) : 0)};
   }
 };
 
@@ -109,7 +110,7 @@ struct Linears : Thread {
     for (i64 row = first; row < last; row++) {
       if (!b.deltas[row]) continue;
       const Delta& d = b.deltas[row][layer * MATRICES + which];
-      if (d.down) lower_row(m, d, a.data + row * a.stride, m.int8 ? a.scale[row] : 1, b.low[which % 2] + row * m.rank);
+      if (d.down) lower_row(m, d, a.data + row * a.stride, m.int8 ? a.scale + row * std::max<i64>(1, a.groups) : nullptr, b.low[which % 2] + row * m.rank);
     }
     return true;
   }
@@ -136,7 +137,7 @@ struct Linears : Thread {
         __m512 y[2] = {_mm512_load_ps(from + r * 32), _mm512_load_ps(from + r * 32 + 16)};
         for (int t = 0; t < 2; t++)
           if (m.grouped()) {
-            y[t] = _mm512_fmadd_ps(y[t], set(a.scale[row + r]), bias[t]);
+            if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
           } else if (m.int8) {
             const __m512 by = _mm512_mul_ps(set(a.scale[row + r]), scale[t]);
             y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);

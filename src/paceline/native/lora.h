@@ -20,8 +20,9 @@ static inline bf16 nearest(float x) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-// The low rank's numbers of one row, which lies as it is multiplied: bfloat16, float32 or int8
-static void lower_row(const Model& m, const Delta& d, const uint8_t* x, float scale, bf16* low) {
+// The low rank's numbers of one row, which lies as it is multiplied: bfloat16, float32 or int8. scale: of int8, of each group
+// where weights lie in groups
+static void lower_row(const Model& m, const Delta& d, const uint8_t* x, const float* scale, bf16* low) {
   const bool flipped = m.int8 && !(NARROW || m.tiles() || m.grouped());  // int8 as unsigned numbers
   const __m128i offset = _mm_set1_epi8(flipped ? -128 : 0);
   auto numbers = [&](i64 k) {
@@ -33,6 +34,13 @@ static void lower_row(const Model& m, const Delta& d, const uint8_t* x, float sc
     __m512 sum[8];
     for (__m512& one : sum) one = _mm512_setzero_ps();
     for (i64 k = 0; k < d.in; k += 32) {
+      __m512 before[8];
+      if (m.grouped())
+        for (int i = 0; i < some; i++) before[i] = sum[i], sum[i] = _mm512_setzero_ps();
+      auto scaled = [&] {
+        if (m.grouped())
+          for (int i = 0; i < some; i++) sum[i] = _mm512_fmadd_ps(sum[i], set(scale[k / GROUP]), before[i]);
+      };
       const bf16* w = d.down + (k / 32 * d.rank + r) * 32;
       fetch(w + d.rank * 64, some * 64);
 #ifndef PACELINE_NARROW
@@ -43,14 +51,17 @@ static void lower_row(const Model& m, const Delta& d, const uint8_t* x, float sc
           for (int i = 0; i < 8; i++) dot(i);
         else
           for (int i = 0; i < some; i++) dot(i);
+        scaled();
         continue;
       }
 #endif
       const __m512 a = numbers(k), c = numbers(k + 16);
       for (int i = 0; i < some; i++)
         sum[i] = _mm512_fmadd_ps(c, wide16(w + i * 32 + 16), _mm512_fmadd_ps(a, wide16(w + i * 32), sum[i]));
+      scaled();
     }
-    for (int i = 0; i < some; i++) low[r + i] = nearest(_mm512_reduce_add_ps(sum[i]) * scale);
+    const float by = m.whole() ? *scale : 1;
+    for (int i = 0; i < some; i++) low[r + i] = nearest(_mm512_reduce_add_ps(sum[i]) * by);
   }
 }
 

@@ -23,7 +23,7 @@ extern "C" double paceline_ticks(const Model* m, i64 rows, i64 repeats) {
   std::vector<float> x(rows * l.in), sums(std::max<i64>(rows, 32) * 32);
   for (i64 i = 0; i < rows * l.in; i++) x[i] = (float)(i * 37 % 101 - 50);
   Worker w(alone, p, b);
-  for (i64 r = 0; r < rows; r++) w.pack(x.data() + r * l.in, l.in, b.normed, r);
+  for (i64 r = 0; r < rows; r++) w.pack(x.data() + r * l.in, l.in, b.normed, r, w.scaled(l));
   uint64_t best = ~0ull;
   for (i64 i = 0; i < repeats; i++) {
     const uint64_t start = ticks();

@@ -86,7 +86,8 @@ struct Mixtures : Attention {
     for (i64 i = first; i < last; i++) {
       const i64 row = order[i] / e.active;
       memcpy(to.data + i * to.stride, from.data + row * from.stride, to.stride);
-      if (m.int8) to.scale[i] = from.scale[row];
+      const i64 scales = std::max<i64>(1, to.groups);
+      if (m.int8) memcpy(to.scale + i * scales, from.scale + row * scales, scales * 4);
       if (!to.groups) continue;
       memcpy(to.sums + i * to.groups, from.sums + row * to.groups, to.groups * 4);
       memcpy(to.wholes + i * wholes_each(to.groups), from.wholes + row * wholes_each(to.groups), wholes_each(to.groups) * 2);
@@ -118,10 +119,17 @@ struct Mixtures : Attention {
     });
   }
 
-  void pack_inner(const float* y, i64 rows, i64 width, const Activations& a) {
+  // As `scaled`, of any of the experts: rows are rounded for all of them alike
+  i64 scaled_for(const Experts& e, const Linear* each) const {
+    i64 groups = 0;
+    for (i64 i = 0; i < e.count; i++) groups = std::max(groups, scaled(each[i]));
+    return groups;
+  }
+
+  void pack_inner(const float* y, i64 rows, i64 width, const Activations& a, i64 groups) {
     i64 first, last;
     share(rows, first, last);
-    for (i64 r = first; r < last; r++) pack(y + r * width, width, a, r);
+    for (i64 r = first; r < last; r++) pack(y + r * width, width, a, r, groups);
   }
 
   void mixture(const Layer& l) {
@@ -129,7 +137,8 @@ struct Mixtures : Attention {
     const i64 rows = p.rows, pairs = rows * e.active;
     const bool shared = e.shared_down.weight;
     float *inner = b.wide, *of_shared = b.wide + pairs * e.width;
-    norm_rows(b.x, m.parallel ? l.attention_norm : l.ffn_norm, rows, nullptr, b.plain);
+    const i64 groups = std::max(scaled_for(e, e.gate_up), shared ? scaled(e.shared_gate_up) : 0);
+    norm_rows(b.x, m.parallel ? l.attention_norm : l.ffn_norm, rows, nullptr, b.plain, groups);
     i64 first, last;
     share(rows, first, last);
     for (i64 r = first; r < last; r++) route(e, r);
@@ -148,8 +157,8 @@ struct Mixtures : Attention {
     if (shared) raise_gated(e.shared_gate_up, b.normed, rows, e.shared, b.shared, of_shared);
     done(LINEAR);
     if (m.int8) {
-      pack_inner(inner, pairs, e.width, b.inner);
-      if (shared) pack_inner(of_shared, rows, e.shared, b.shared);
+      pack_inner(inner, pairs, e.width, b.inner, scaled_for(e, e.down));
+      if (shared) pack_inner(of_shared, rows, e.shared, b.shared, scaled(e.shared_down));
       done(NORM);
     }
     each([&](i64 i, i64 at, i64 n) {

@@ -38,21 +38,21 @@ struct FeatureWorker : Worker {
       : Worker(*e.model, p, b), e(e), embedded(embedded), feature(feature) {}
 
   void enter() {  // the residual stream, and in `normed` what attention reads
-    const i64 n = m.hidden;
+    const i64 n = m.hidden, groups = scaled(m.layer[0].qkv, m.layer[0].value);
     float* both = room<float>(s.row, 2 * up(n, 16));
     i64 first, last;
     share(p.rows, first, last);
     for (i64 r = first; r < last; r++) {
       const float* f = feature + r * n;
       norm(embedded + r * n, e.embedding_norm, both), norm(f, e.feature_norm, both + n);
-      pack(both, 2 * n, b.normed, r);
+      pack(both, 2 * n, b.normed, r, e.fused ? groups : scaled(e.fuse->head));
       if (e.fused) memcpy(b.x + r * n, e.normed ? both + n : f, n * 4);
     }
     done(NORM);
     if (e.fused) return;
     store(e.fuse->head, b.normed, p.rows, b.x, n);
     done(LINEAR);
-    pack_rows(b.x, n, b.normed);
+    pack_rows(b.x, n, b.normed, groups);
     done(NORM);
   }
 
@@ -61,7 +61,7 @@ struct FeatureWorker : Worker {
     enter();
     attended(0, m.layer[0]);
     feed(0, m.layer[0], false);
-    norm_rows(b.x, m.norm, p.wanted, p.want, nullptr);
+    norm_rows(b.x, m.norm, p.wanted, p.want, nullptr, scaled(m.head));
     done(NORM);
     store(m.head, b.normed, p.wanted, p.logits, m.vocab, (float)m.logit_cap, (float)m.logit_scale);
     done(HEAD);

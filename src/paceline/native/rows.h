@@ -41,18 +41,37 @@ struct Rows : Linears {
       });
   }
 
-  void pack(const float* x, i64 n, const Activations& a, i64 row) const {
+  // How many groups of a row share a scale where it meets `l` (and `other`): whose scales are whole, those of a record
+  i64 scaled(const Linear& l, const Linear& other = {}) const {
+    return !m.grouped() ? 0 : whole_scales(l.form) || whole_scales(other.form) ? RECORD : 1;
+  }
+
+  // groups: see `scaled`
+  void pack(const float* x, i64 n, const Activations& a, i64 row, i64 groups) const {
     stir();
     uint8_t* to = a.data + row * a.stride;
     if (!m.int8) {
       each(n, [&](i64 i, __mmask16 k) { keep(to, i, m.fused(), _mm512_maskz_loadu_ps(k, x + i), k); });
       return;
     }
+    if (!groups) {
+      a.scale[row] = quantise(x, n, to);
+      return;
+    }
+    float* scale = a.scale + row * a.groups;
+    for (i64 g = 0; g * GROUP < n; g += groups) {
+      const float by = quantise(x + g * GROUP, std::min(groups * GROUP, n - g * GROUP), to + g * GROUP);
+      for (i64 i = g; i < std::min(g + groups, a.groups); i++) scale[i] = by;
+    }
+    sum_groups((const int8_t*)to, a, row);
+  }
+
+  // n numbers to int8 by the largest of them: their scale
+  float quantise(const float* x, i64 n, uint8_t* to) const {
     const __m512 most = strands(n, set(0), [&](__m512 most, i64 i, __mmask16 k) {
       return _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i)));
     }, larger);
     const float scale = _mm512_reduce_max_ps(most) / 127.f;
-    a.scale[row] = scale;
     stir();
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
     const __m128i offset = _mm_set1_epi8(NARROW || m.tiles() || m.grouped() ? 0 : -128);
@@ -60,7 +79,7 @@ struct Rows : Linears {
       const __m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_maskz_loadu_ps(k, x + i), inverse));
       _mm_mask_storeu_epi8(to + i, k, _mm_xor_si128(_mm512_cvtsepi32_epi8(q), offset));
     });
-    if (m.grouped()) sum_groups((const int8_t*)to, a, row);
+    return scale;
   }
 
   // Sums of the numbers of each group and half group of a row
@@ -76,7 +95,7 @@ struct Rows : Linears {
     if (a.groups % 2) of_groups[a.groups] = 0;
   }
 
-  void norm_rows(const float* x, const Norm& how, i64 rows, const i64* which, float* copy) {
+  void norm_rows(const float* x, const Norm& how, i64 rows, const i64* which, float* copy, i64 groups) {
     const i64 n = m.hidden;
     float* y = room<float>(s.row, up(n, 16));
     i64 first, last;
@@ -85,15 +104,15 @@ struct Rows : Linears {
     for (i64 r = first; r < last; r++) {
       norm(x + (which ? which[r] : r) * n, how, y);
       if (copy) memcpy(copy + r * n, y, n * 4);
-      pack(y, n, b.normed, r);
+      pack(y, n, b.normed, r, groups);
     }
   }
 
-  void pack_rows(const float* x, i64 width, const Activations& a) {
+  void pack_rows(const float* x, i64 width, const Activations& a, i64 groups) {
     i64 first, last;
     share(p.rows, first, last);
     if (last - first <= 16) fetch(x + first * width, (last - first) * width * 4);
-    for (i64 r = first; r < last; r++) pack(x + r * width, width, a, r);
+    for (i64 r = first; r < last; r++) pack(x + r * width, width, a, r, groups);
   }
 
   void add_normed(const float* y, const Norm& how) {  // x += scale norm(y)
