@@ -126,7 +126,7 @@ def test_dyspec_runs_for_greedy_requests_alone(tmp_path: Path, drafter: str) -> 
     """A request with noise, alone or beside a greedy one, makes a step one pass: the trees hang on the draws then."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     assert any(len(rounds) > 1 for rounds in served(target, drafter, None, 0.0).rounds)
-    assert all(len(rounds) == 1 for rounds in served(target, drafter, None, 0.7).rounds)
+    assert max(len(rounds) for rounds in served(target, drafter, None, 0.7).rounds) == 1
     greedy, drawn = (Request(t, [1], SamplingParams(temperature=float(t)).resolve({}), 0) for t in (0, 1))
     arm = Arm.of(drafter, DrafterFacts(8, chain=False, runs="greedy"))
     assert arm.runs_for([greedy]) and not arm.runs_for([drawn]) and not arm.runs_for([greedy, drawn])

@@ -89,6 +89,8 @@ class Arrival:
     """Where its tokens stand, if branches were joined in it."""
     extra_key: str = ""
     """Sharers of its K/V, hashed: it may be a secret."""
+    imported: str = ""
+    """Key of K/V that came from elsewhere, hashed."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
@@ -114,7 +116,8 @@ class Arrival:
             r.common,
             tuple(sorted(r.eos)) if r.parent >= 0 else (),
             r.layout,
-            hidden(r.kv_key),
+            hidden(r.extra_key),
+            hidden(r.imported),
         )
 
     def request(self) -> Request:
@@ -137,6 +140,7 @@ class Arrival:
             eos=frozenset(self.eos),
             layout=self.layout,
             extra_key=self.extra_key,
+            imported=self.imported,
             authors=[None] * len(self.output),
         )
 
