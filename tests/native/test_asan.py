@@ -16,6 +16,7 @@ TESTS = (
     "tests/model/test_grouped.py",
     "tests/model/test_native.py",
     "tests/model/test_runs.py",
+    "tests/model/test_mixtures.py",
     "tests/draft/test_feature_runs.py",
     "tests/draft/test_head_runs.py",
 )
