@@ -39,7 +39,7 @@ def priced(ask: Ask, price: MinChance | None) -> Ask:
 def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
     draft = tiny_checkpoint(tmp_path / "draft", "llama", seed=2, layers=1)
-    llm = LLM(target, draft, drafter="topk", quantize=quantize, memory="100M", check=True, nodes=12)
+    llm = LLM(target, draft, drafter="topk", quantize=quantize, memory="100M", check=True, nodes=12, tbt_target_ms=0.0)
     llm.engine.desk.policy.patience = 0.0  # no runs, whose proposers are compared below
     sizes, original = [], TopK.draft
 
