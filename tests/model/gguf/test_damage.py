@@ -129,7 +129,7 @@ def test_random_bytes(sound: Path, tmp_path: Path) -> None:
         ({"llama.rope.freq_base": 0.5}, ["rope.freq_base"]),
         ({"llama.rope.scaling.type": "spiral"}, ["'spiral'"]),
         ({"llama.embedding_length": 64}, ["token_embd.weight", "shape"]),
-        ({"llama.expert_count": 8}, ["MoE"]),
+        ({"llama.expert_count": 8}, ["llama.expert_used_count", "missing"]),
         ({"general.alignment": 3}, ["general.alignment"]),
         ({"split.count": 2}, ["a part of 2"]),
     ],
