@@ -56,6 +56,9 @@ BASES: dict[str, list[dict[str, Any]]] = {
         {"input": [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "x"}]}],
          "max_output_tokens": 2, "text": {"format": {"type": "json_schema", "name": "a", "schema": SCHEMA}}},
     ],
+    "/v1/conversations": [
+        {"items": [{"type": "message", "role": "user", "content": "x"}], "metadata": {"a": "b"}},
+    ],
     "/v1/messages": [
         {"messages": USER, "max_tokens": 2, "system": [{"type": "text", "text": "s"}], "stop_sequences": ["x"]},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}]}], "max_tokens": 2, "stream": True,

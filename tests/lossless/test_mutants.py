@@ -272,7 +272,7 @@ FULL_LAW: list[tuple[Mutant, str, str, str]] = [
 def law_size(drafter: str, verifier: str) -> tuple[int, int]:
     """Draws, and tokens of each. The bias of too few i.i.d. candidates is small: it is looked for in the first token
     alone."""
-    return (5000, 1) if verifier == "kseq" else (4000 if drafter == "model" else 2500, 3)
+    return (5000, 1) if verifier == "kseq" else (4000 if drafter in ("model", "specdec") else 2500, 3)
 
 
 def law_p(drafter: str, verifier: str, feature: str) -> float:
