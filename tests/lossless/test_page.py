@@ -212,7 +212,7 @@ def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
     """With rows and blocks for everybody, under every rule: alone and beside requests of all other cells. Not where the
     planner chooses and a rule looks at q: then the distribution is kept, and the text depends on who drafted."""
     rng = random.Random(0)
-    ample = {"blocks": 2000, "max_requests": 80, "row_budget": 4000}
+    ample = {"blocks": 2000, "max_requests": 80, "row_budget": 4000, "tbt_target_ms": 0.0}
     for _ in range(4):
         setting = random_setting(rng, **ample)
         cells = [
