@@ -15,10 +15,10 @@ from paceline.cli import app
 from paceline.core.errors import CapacityError
 from paceline.draft.clover import Clover, CloverConfig, Mix
 from paceline.draft.grow import HeadDrafter, RankChances, best
-from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of, whole
+from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of
 from paceline.draft.hydra import Hydra, HydraConfig
 from paceline.draft.int8 import shrink
-from paceline.draft.layers import DenseTexts
+from paceline.draft.layers import DenseTexts, whole
 from paceline.draft.medusa import Medusa
 from paceline.draft.sequoia import Shape
 from paceline.draft.tree import Tree

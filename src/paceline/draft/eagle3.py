@@ -26,7 +26,8 @@ from paceline.draft import DRAFTERS
 from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.feature_runs import LayerParts, NativeFeatureLayer
 from paceline.draft.grow import HEAD_TREE_NODES
-from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles, need, whole
+from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles, need
+from paceline.draft.layers import whole
 from paceline.draft.native_layers import kv_numbers, layer_spec, native_block, packed
 from paceline.model.blocks import FeedForward, Norm, SelfAttention
 from paceline.model.linear import Linear, Packing, plain

@@ -22,8 +22,9 @@ from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import Ask, Host, View
 from paceline.draft.apart import Apart
-from paceline.draft.head import Head, need, whole
+from paceline.draft.head import Head, need
 from paceline.draft.head_runs import MAX_CHILDREN, CompiledHead, HeadProposer
+from paceline.draft.layers import whole
 from paceline.draft.one_round import Opening, one_round
 from paceline.draft.sequoia import Shape, rates, shaped
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, cut, law_of

@@ -50,8 +50,6 @@ PICKLED = "pytorch_model.bin"
 """Weights of a head that has no safetensors; nothing of the file is executed."""
 METHOD_KEY = "speculators_model_type"
 """The key of config.json that names the method."""
-ABSENT_LOGIT = -1e30
-"""Logit of a token that a draft vocabulary lacks."""
 CONFIG_KEYS = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
 """Keys of config.json for fields of `HeadConfig` that have another name there."""
 
@@ -211,15 +209,6 @@ def footprint_of(path: Path, packing: Packing) -> Footprint:
         vocab=facts.vocab, fixed=1 << 20, row=row, key=16 * bool(facts.kv_numbers), mask=8, pair=32, copy=8,
         pairs=1 << 20,
     )  # fmt: skip
-
-
-def whole(logits: Tensor, words: Tensor | None, vocab: int) -> Tensor:
-    """[N, vocab] of logits [N, draft vocabulary] of these words (None: of all), in float32."""
-    if words is None:
-        return logits.float()
-    return logits.new_full((len(logits), vocab), ABSENT_LOGIT, dtype=torch.float32).index_copy_(
-        1, words, logits.float()
-    )
 
 
 # -- heads that are PyTorch modules ------------------------------------------------------------------------------------

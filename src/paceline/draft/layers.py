@@ -16,6 +16,9 @@ from paceline.model.decoder import unpacked
 from paceline.model.linear import Packing
 from paceline.model.spec import Rope
 
+ABSENT_LOGIT = -1e30
+"""Logit of a token that a draft vocabulary lacks."""
+
 
 @dataclass(frozen=True, slots=True)
 class HeadStage:
@@ -155,3 +158,12 @@ class PackedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.linear(x.to(self.compute).contiguous())
+
+
+def whole(logits: Tensor, words: Tensor | None, vocab: int) -> Tensor:
+    """[N, vocab] of logits [N, draft vocabulary] of these words (None: of all), in float32."""
+    if words is None:
+        return logits.float()
+    return logits.new_full((len(logits), vocab), ABSENT_LOGIT, dtype=torch.float32).index_copy_(
+        1, words, logits.float()
+    )

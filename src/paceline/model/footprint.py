@@ -1,6 +1,6 @@
 """What a model takes of memory, from its config and the form its weights will lie in, before one is read.
 
-Upper bounds, by the code that takes it: `Loader` (load.py) for the weights, native/decoder.cpp for the scratch of a
+Upper bounds, by the code that takes it: `Loader` (loader.py) for the weights, native/decoder.cpp for the scratch of a
 native pass, blocks.py and attend/ for that of one in PyTorch.
 """
 

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from paceline.draft.companion import CONFIG, WEIGHTS
-from paceline.draft.head import whole
+from paceline.draft.layers import whole
 from paceline.train.features import FeatureBatch
 from paceline.train.method import Loss, Method, placed
 from paceline.train.objective import Objective

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.head import Head, whole
-from paceline.draft.layers import DenseTexts, DraftLayer
+from paceline.draft.head import Head
+from paceline.draft.layers import DenseTexts, DraftLayer, whole
 from paceline.model.blocks import Rotary
 from paceline.train.data import Sample
 from paceline.train.features import FeatureBatch

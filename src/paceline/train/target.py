@@ -15,7 +15,8 @@ from paceline.model.checkpoint import open_tensors, resolve
 from paceline.model.decoder import Decoder
 from paceline.model.families import FAMILIES
 from paceline.model.linear import plain
-from paceline.model.load import Loader, load_model
+from paceline.model.load import load_model
+from paceline.model.loader import Loader
 from paceline.model.spec import ModelSpec
 
 SAMPLE = 1 << 20
