@@ -1,6 +1,8 @@
 """One native library for the whole suite, in the checkout's own folder, compiled before the first test needs it."""
 
 import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,3 +16,12 @@ def pytest_configure(config: pytest.Config) -> None:
         from paceline.native.build import library
 
         library()
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Programs started by the test take Ctrl-C. A shell without job control starts what it puts into the background
+    with SIGINT ignored, and children inherit that: without this they would never end."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

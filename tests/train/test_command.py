@@ -66,6 +66,7 @@ def stopped(child: "subprocess.Popen[str]") -> str:
     return " ".join(error.split())
 
 
+@pytest.mark.usefixtures("interruptible")
 def test_lines_come_and_ctrl_c_says_how_to_go_on(place: Path) -> None:
     with running(place, "--minutes", "2") as child:
         (first, at), (second, later) = lines(child, 2)

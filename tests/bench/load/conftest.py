@@ -1,7 +1,6 @@
 """The real server, on the bundled demo pair."""
 
 import asyncio
-import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -30,15 +29,6 @@ def llm() -> Iterator[AsyncLLM]:
     own = AsyncLLM(dtype="float32", blocks=600, max_requests=8)
     yield own
     own.close()
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Programs started by the test take Ctrl-C. A shell without job control starts what it puts into the background
-    with SIGINT ignored, and children inherit that: without this they would never end."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="session")
