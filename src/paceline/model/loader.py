@@ -1,0 +1,306 @@
+"""Loader of weights: tensors by name become the layers of a decoder."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from paceline.model import store
+from paceline.model.blocks import Block, FeedForward, GatedConv, LayerNorm, Mixture, Norm, SelfAttention, WholeNorm
+from paceline.model.checkpoint import Tensors
+from paceline.model.decoder import Weights
+from paceline.model.families import FAMILIES
+from paceline.model.family import Names
+from paceline.model.fingerprint import Fingerprint, identity
+from paceline.model.gguf import GgufTensors
+from paceline.model.groups import stack
+from paceline.model.linear import Linear, Packing, WideMatrix
+from paceline.model.packed import Packed, by_head, halves, interleave
+from paceline.model.progress import tracked
+from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
+
+log = logging.getLogger("paceline")
+MASKED_LOGIT = -1e30
+"""A logit that no draw survives, and a finite number in bfloat16."""
+
+
+class Loader:
+    """Takes tensors by name, converts, fuses and packs them, one layer at a time to bound the memory."""
+
+    def __init__(
+        self,
+        spec: ModelSpec,
+        names: Names,
+        tensors: Tensors | GgufTensors,
+        packing: Packing,
+        device: torch.device,
+        vocabulary: tuple[int, int] | None = None,
+        keep: store.Straight | None = None,
+    ) -> None:
+        self.keep = keep or store.Straight()
+        vocab, known = vocabulary or (spec.vocab, spec.vocab)
+        self.known = None if vocab == spec.vocab else known
+        """Ids that may be drawn, where the rows of embedding and head are not the checkpoint's; else None."""
+        self.fitted = replace(spec, vocab=vocab)
+        other = tensors.interleaved
+        self.interleaved = FAMILIES[spec.family].interleaved if other is None else other
+        self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
+        self.bytes = 0
+        self.fingerprint = Fingerprint()
+
+    def identity(self, weights: str) -> str:
+        """The model's, by the digest of its weights."""
+        return identity(weights, self.fitted, self.packing, self.known, self.interleaved)
+
+    def weights(self) -> Weights:
+        spec, names, keep, form = self.spec, self.names, self.keep, self.packing.head
+        table = self.table
+        if form is None:
+            embedding: Any = keep.tensor(names.embedding, lambda: table(names.embedding))
+        else:
+            embedding = keep.linear(names.embedding, lambda: self.by_token(names.embedding, form))
+        blocks = []
+        for index in tracked(range(len(spec.layers)), "Loading"):
+            blocks.append(self.block(index))
+            self.tensors.let_go()
+        norm = self.norm(names.norm, spec.hidden)
+
+        own = not spec.tied or f"{names.head}.weight" in self.tensors.place
+
+        def head() -> Linear:
+            if form is not None and not (spec.tied and own):
+                return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
+            rows = table(names.embedding) if form is not None and spec.tied else embedding
+            return (form or self.packing).pack(self.head(rows), self.closed())
+
+        if form is not None and not own and self.known is None:
+            last = self.counted(embedding, 0)  # one copy serves both
+        else:
+            last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
+        self.tensors.let_go()
+        return Weights(embedding, blocks, norm, last, self.bytes)
+
+    def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> Linear:
+        """Embedding or head with one row for each id: as the file has it where it is quantised, else as `form` rounds
+        it."""
+        if self.packing.groups is not None:
+            groups = self.tensors.groups(f"{name}.weight", (self.spec.vocab, self.spec.hidden))
+            if groups is not None and self.spec.hidden % 32 == 0:
+                return self.packing.groups(groups.rows(self.fit), bias)
+        return form.pack(self.table(name), bias)
+
+    def table(self, name: str) -> Tensor:
+        """One row for each id."""
+        return self.fit(self.take(f"{name}.weight", self.spec.vocab, self.spec.hidden))
+
+    def fit(self, rows: Tensor) -> Tensor:
+        """One row for each id of the target: zeros where the checkpoint has none."""
+        missing = self.fitted.vocab - len(rows)
+        return torch.nn.functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+    def closed(self) -> Tensor | None:
+        """A bias that keeps ids beyond the tokenizer from being drawn."""
+        if self.known is None:
+            return None
+        bias = torch.zeros(self.fitted.vocab, device=self.device, dtype=self.packing.dtype)
+        bias[min(self.known, self.spec.vocab) :] = MASKED_LOGIT
+        return bias
+
+    def head(self, embedding: Tensor) -> Tensor:
+        """The head's own weights; of a tied one the embedding, unless the file has a head that differs from it."""
+        name, spec = f"{self.names.head}.weight", self.spec
+        if spec.tied and name not in self.tensors.place:
+            return embedding
+        head = self.table(self.names.head)
+        if not spec.tied:
+            return head
+        if torch.equal(head, embedding):
+            return embedding
+        log.warning("config.json ties %s to the embedding, but the weights hold another one, which is used.", name)
+        return head
+
+    def block(self, index: int) -> Block:
+        spec, names = self.spec, self.names
+        at = names.layer.format(index)
+
+        def norm(name: str) -> Norm | None:
+            return self.norm(at + name, spec.hidden) if name else None
+
+        return Block(
+            spec,
+            attention_norm=norm(names.attention_norm),
+            mixer=self.mixer(at, index),
+            attention_post_norm=norm(names.attention_post_norm),
+            ffn_norm=norm(names.ffn_norm),
+            ffn=self.feed(at, index),
+            ffn_post_norm=norm(names.ffn_post_norm),
+        )
+
+    def mixer(self, at: str, index: int) -> SelfAttention | GatedConv:
+        """Its number is that among the layers with the same kind of memory: K/V, or a state."""
+        layers = self.spec.layers
+        form, attends = layers[index].mixer, isinstance(layers[index].mixer, Attention)
+        number = sum(isinstance(layer.mixer, Attention) == attends for layer in layers[:index])
+        if isinstance(form, Attention):
+            return self.attention(at, number, form)
+        return self.convolution(at, number, form)
+
+    def attention(self, at: str, number: int, form: Attention) -> SelfAttention:
+        spec, names = self.spec, self.names
+        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+
+        apart = self.packing.groups is not None and self.values_apart(at)
+
+        def heads(qkv: Tensor) -> Tensor:
+            if self.interleaved:
+                qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
+            return by_head(qkv, spec.heads, spec.kv_heads, not apart) if self.packing.native else qkv
+
+        first, outs = names.qkv[: 3 - apart], (q, kv, kv)[: 3 - apart]
+        return SelfAttention(
+            spec,
+            number,
+            qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads),
+            head_norm=self.head_norm(at) if spec.qk_norm else None,
+            out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
+            value=self.linear(at, names.qkv[2:], (kv,), spec.hidden, spec.qkv_bias) if apart else None,
+            sinks=self.keep.tensor(at + names.sinks, lambda: self.take_wide(at + names.sinks, spec.heads))
+            if spec.sinks
+            else None,
+        )
+
+    def values_apart(self, at: str) -> bool:
+        """Whether the file has the values' matrix in another kind than that of the queries."""
+        if len(self.names.qkv) < 3:
+            return False
+        q, k, v = (self.tensors.bits(f"{at}{name}.weight") for name in self.names.qkv)
+        return None not in (q, k, v) and q == k != v
+
+    def convolution(self, at: str, number: int, form: ShortConv) -> GatedConv:
+        names, hidden = self.names, self.spec.hidden
+        kernel = self.take(f"{at}{names.conv}.weight", hidden, 1, form.length)
+        self.bytes += kernel.nbytes
+        return GatedConv(
+            form,
+            number,
+            inner=self.linear(at, (names.conv_in,), (3 * hidden,), hidden, form.bias),
+            weight=kernel[:, 0].t().contiguous(),
+            bias=self.take(f"{at}{names.conv}.bias", hidden) if form.bias else None,
+            out=self.linear(at, (names.conv_out,), (hidden,), hidden, form.bias),
+        )
+
+    def feed(self, at: str, index: int) -> FeedForward | Mixture:
+        names, form = self.names, self.spec.layers[index].feed
+        if not isinstance(form, Experts):
+            return self.dense(at, names.gate_up, names.down, form.width)
+        inner = names.expert_gate_up, names.expert_down
+        if names.correction and form.corrected:
+            name = at + names.correction
+            shape = (1, form.count) if len(self.tensors.shape(name)) == 2 else (form.count,)  # ernie has it in a row
+            correction = self.keep.tensor(name, lambda: self.take_wide(name, *shape).view(-1))
+        return Mixture(
+            form,
+            self.wide(at + names.router, form.count, form.router_bias),
+            [self.expert(at, number, form.width) for number in range(form.count)],
+            self.dense(at + names.shared, *inner, form.shared) if form.shared else None,
+            self.wide(at + names.shared_gate, 1, False) if form.shared and form.shared_gated else None,
+            correction if form.corrected else None,
+        )
+
+    def expert(self, at: str, number: int, width: int) -> FeedForward:
+        names = self.names
+        gate_up = tuple(name.format(number) for name in names.expert_gate_up)
+        return self.dense(at + names.expert.format(number), gate_up, names.expert_down.format(number), width)
+
+    def wide(self, name: str, outputs: int, bias: bool) -> WideMatrix:
+        """A router's matrix, in float32 or wider."""
+        weight = self.keep.tensor(name, lambda: self.take_wide(f"{name}.weight", outputs, self.spec.hidden))
+        self.bytes += weight.nbytes
+        offset = self.keep.tensor(f"{name}.bias", lambda: self.take_wide(f"{name}.bias", outputs)) if bias else None
+        return WideMatrix(weight, offset)
+
+    def take_wide(self, name: str, *shape: int) -> Tensor:
+        found = self.tensors.take(name, shape)
+        self.fingerprint.add(name, found)
+        wide = torch.float64 if torch.float64 in (found.dtype, self.packing.dtype) else torch.float32
+        return found.to(self.device, wide).contiguous()
+
+    def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
+        spec, pairs = self.spec, interleave if self.packing.native and self.spec.gated else None
+        return FeedForward(
+            spec,
+            gate_up=self.linear(at, gate_up, (width,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs),
+            down=self.linear(at, (down,), (spec.hidden,), width, spec.mlp_bias),
+        )
+
+    def linear(
+        self,
+        at: str,
+        names: tuple[str, ...],
+        outs: tuple[int, ...],
+        width: int,
+        bias: bool,
+        order: Callable[[Tensor], Tensor] | None = None,
+    ) -> Linear:
+        """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `order`
+        puts the outputs in the order of the decoder."""
+        sizes = outs if len(names) == len(outs) else (sum(outs),)
+
+        def make() -> Linear:
+            offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
+            if order is not None and offset is not None:
+                offset = order(offset)
+            if self.packing.groups is not None:
+                found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
+                for name, part in zip(names, found):
+                    if part is not None:
+                        self.fingerprint.add(f"{at}{name}", part.codes, part.scale, part.minimum)
+                if (groups := stack(found)) is not None:
+                    return self.packing.groups(groups if order is None else groups.rows(order), offset)
+            matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
+            return self.packing.pack(matrix if order is None else order(matrix), offset)
+
+        return self.counted(self.keep.linear(at + names[0], make), sum(sizes) * (width + bias))
+
+    def counted(self, layer: Linear, numbers: int) -> Linear:
+        """Linear layer with `numbers` weights; the bytes that a pass reads of it are added up."""
+        self.bytes += layer.bytes if isinstance(layer, Packed) else numbers * self.packing.dtype.itemsize
+        return layer
+
+    def norm(self, name: str, width: int) -> Norm:
+        weight = self.norm_weight(name, width)
+        if not self.spec.layer_norm:
+            return Norm(weight, self.spec.norm_eps)
+        bias = self.norm_weight(name, width, "bias") if self.spec.norm_bias else None
+        return LayerNorm(weight, self.spec.norm_eps, bias)
+
+    def head_norm(self, at: str) -> Norm:
+        spec, names = self.spec, self.names
+        if spec.whole_norm:
+            q, k = (
+                self.norm_weight(at + name, count * spec.head_dim)
+                for name, count in ((names.q_norm, spec.heads), (names.k_norm, spec.kv_heads))
+            )
+            return WholeNorm(q, k, spec.norm_eps)
+        q = self.norm_weight(at + names.q_norm, spec.head_dim)
+        k = self.norm_weight(at + names.k_norm, spec.head_dim)
+        return Norm(torch.stack([q] * spec.heads + [k] * spec.kv_heads), spec.norm_eps)
+
+    def norm_weight(self, name: str, width: int, part: str = "weight") -> Tensor:
+        """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""
+
+        def make() -> Tensor:
+            weight = self.take(f"{name}.{part}", width)
+            wide = torch.float64 if weight.dtype == torch.float64 else torch.float32
+            return weight.to(wide) + (self.spec.norm_offset if part == "weight" else 0)
+
+        self.bytes += width * self.packing.dtype.itemsize
+        return self.keep.tensor(f"{name}.{part}", make)
+
+    def take(self, name: str, *shape: int) -> Tensor:
+        found = self.tensors.take(name, shape, self.packing.dtype)
+        self.fingerprint.add(name, found)
+        return found.to(self.device)
