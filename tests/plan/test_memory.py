@@ -8,15 +8,17 @@ import sys
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import psutil
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline import LLM, SamplingParams
 from paceline.core.errors import CapacityError, InputError
-from paceline.engine.build import DEMO, memory_of, parse_bytes
+from paceline.engine.build import DEMO, memory_of, parse_bytes, shape_of
 from paceline.engine.options import Options
 from paceline.model.footprint import Footprint
 from paceline.plan.memory import BudgetShape, MemoryModel
@@ -234,3 +236,14 @@ def test_nobody_is_pre_empted_while_someone_has_nodes_to_give_up(
         assert sum(space.need(r, 1) for r in requests) > free
     else:
         assert len(plan.items) == len(requests)
+
+
+@pytest.mark.parametrize("free", [64 << 20, 256 << 20])
+def test_without_a_budget_k_v_takes_a_quarter_of_the_free_memory(free: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In whole units of the pools, of which a block is a small part."""
+    monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=free))
+    memory, shape = memory_of(Options(), *PAIR), shape_of(Options(), *PAIR)
+    models = [model for model in (memory.target, memory.draft) if model is not None]
+    taken = sum(model.kv(shape.blocks, memory.block_size) for model in models)
+    unit = sum(model.unit * model.slot for model in models)
+    assert free / 4 - 2 * unit < taken <= free / 4 + 2 * unit

@@ -433,9 +433,11 @@ def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
     if blocks is None:
         import psutil
 
-        block = sum(m.kv(1, options.block_size) for m in (memory.target, memory.draft) if m is not None)
+        models = [m for m in (memory.target, memory.draft) if m is not None]
+        several = max(m.unit for m in models)  # blocks that fill whole units of every pool
+        each = sum(m.kv(several, options.block_size) for m in models) / several
         contexts = -(-memory.max_len // options.block_size) * options.max_requests
-        blocks = max(1, min(psutil.virtual_memory().available // 4 // block, contexts))
+        blocks = max(1, min(int(psutil.virtual_memory().available / 4 / each), contexts))
     return BudgetShape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
 
 
