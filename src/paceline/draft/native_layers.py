@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -63,8 +63,7 @@ def kv_numbers(of: LayerSizes, layers: int = 1) -> int:
 
 def packed(packing: Packing, weight: Tensor) -> Packed:
     """One matrix [out, in], of a packing that is native."""
-    made: Any = packing.pack(weight.detach().to(packing.dtype).contiguous(), None)
-    return made  # type: ignore[no-any-return]
+    return cast(Packed, packing.pack(weight.detach().to(packing.dtype).contiguous(), None))
 
 
 def native_block(

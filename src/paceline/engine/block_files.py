@@ -124,8 +124,7 @@ class BlockFiles:
         found = {file: size_of(file) for file in (self.path / "slots").glob(f"{folder}/*")}
         if folder == "*":
             self._beside = sum(found.values())
-        found.pop(but, None)  # type: ignore[arg-type]
-        return sum(found.values())
+        return sum(size for file, size in found.items() if file != but)
 
     def sizes(self, names: Iterable[bytes]) -> int:
         """Bytes of those of these blocks that are there."""
