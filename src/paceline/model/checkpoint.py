@@ -108,7 +108,7 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
     from transformers import CONFIG_MAPPING
 
     try:
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(raw))
     except Exception as error:  # validation raises many types, none of them ours to tell apart
         reason = " ".join(str(error).split())
         raise CheckpointError(
@@ -125,6 +125,13 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         raise CheckpointError(
             f"{path / 'config.json'} cannot be used ({type(error).__name__}: {error}); correct it or download it again."
         ) from None
+
+
+def with_floats(value: Any) -> Any:
+    """A config with its infinite numbers, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        return float(value["__float__"]) if {*value} == {"__float__"} else {k: with_floats(v) for k, v in value.items()}
+    return [with_floats(item) for item in value] if isinstance(value, list) else value
 
 
 STACKED = re.compile(r"(.+)#(\d+)(\.\w+)")
