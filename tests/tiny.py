@@ -294,7 +294,9 @@ def tiny_checkpoint(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**tiny_config(family, vocab=vocab, layers=layers, hidden=hidden, **changes))
-    model = AutoModelForCausalLM.from_config(config)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     model.save_pretrained(path, max_shard_size=shard)
     if with_tokenizer:

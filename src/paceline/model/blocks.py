@@ -144,7 +144,8 @@ class SelfAttention:
         turned = spec.heads + spec.kv_heads
         projected, gate = self.qkv(x), None
         if spec.gated_attention:
-            projected, gate = projected.split(((turned + spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim), -1)
+            sizes = [(turned + spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim]
+            projected, gate = projected.split_with_sizes(sizes, -1)
         qkv = projected.view(len(x), turned + spec.kv_heads, spec.head_dim)
         q_and_k = qkv.narrow(1, 0, turned)
         if self.head_norm is not None:

@@ -101,6 +101,7 @@ QWEN35 = Family(
     layer_types=True,
     delta="apart",
     gated_attention=True,
+    mtp=True,
 )
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
@@ -413,8 +414,16 @@ FAMILIES: dict[str, Family] = {
         turned="",
         refused="moe_latent_size",
         mamba=MambaFields(
-            "mamba_num_heads", "mamba_head_dim", "n_groups", "ssm_state_size", "conv_kernel", "use_conv_bias",
-            "mamba_proj_bias", "use_bias", "mamba_hidden_act", "time_step_min",
+            "mamba_num_heads",
+            "mamba_head_dim",
+            "n_groups",
+            "ssm_state_size",
+            "conv_kernel",
+            "use_conv_bias",
+            "mamba_proj_bias",
+            "use_bias",
+            "mamba_hidden_act",
+            "time_step_min",
         ),
         experts=Mixed(
             count="n_routed_experts",
@@ -444,6 +453,8 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+MTP_PREFIX = "mtp."
+"""How the names of a layer for further tokens begin."""
 JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 """Ends of the names of architectures whose head is no language model's."""
 
@@ -459,9 +470,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
         return config
-    kind = inner.get("model_type") or {"gemma3": "gemma3_text", "qwen3_vl": "qwen3_vl_text", "qwen3_5": "qwen3_5_text"}.get(
-        config["model_type"], "mistral"
-    )
+    kind = inner.get("model_type") or {
+        "gemma3": "gemma3_text",
+        "qwen3_vl": "qwen3_vl_text",
+        "qwen3_5": "qwen3_5_text",
+    }.get(config["model_type"], "mistral")
     return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
 
 

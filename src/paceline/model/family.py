@@ -157,8 +157,10 @@ class Family:
     apart: bool = False
     """Feed-forward parts are layers of their own, of the types `mlp` and `moe`."""
     delta: Literal["", "apart", "fused"] = ""
-    """Layers whose type is `linear_attention` follow the gated delta rule; their input projections are four matrices, or
-    two, in which they lie head by head."""
+    """Layers whose type is `linear_attention` follow the gated delta rule; their input projections are four matrices,
+    or two, in which they lie head by head."""
+    mtp: bool = False
+    """A checkpoint may hold a layer for further tokens, in tensors `mtp.*`, which draft/mtp.py serves."""
     gated_attention: bool = False
     multiplied: bool = False
     """Projections have the factors of Falcon-H1."""

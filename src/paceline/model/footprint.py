@@ -21,9 +21,8 @@ UNIT_SLOTS = 512
 """Slots that the native pool is made of: 16 lie side by side, and 32 times as many of each layer and head (base.h)."""
 PADDED_REQUEST_ROWS = 16
 """Rows up to which a request is padded (attend/batches.py)."""
-STATES = 4
-"""States alive at once for each text of a pass: the one that it begins with, those behind its last given rows, and one
-more place while more of them are made."""
+STATES = 3
+"""States alive at once for each text of a pass: the one that it begins with, and those behind its last given rows."""
 RECORDS = 4
 """Copies of a row's record: kept, with twice as many places as were ever needed, and at work."""
 SCAN_ROWS = 64
@@ -77,7 +76,11 @@ class Footprint:
     """What one row brings to it, in all layers."""
 
     def kv(self, blocks: int, block_size: int) -> int:
-        return -(-blocks * block_size // self.unit) * self.unit * self.slot + blocks * self.state
+        return -(-blocks * block_size // self.unit) * self.unit * self.slot
+
+    def held(self, blocks: int, block_size: int) -> int:
+        """Keys, values and states of these blocks."""
+        return self.kv(blocks, block_size) + blocks * self.state
 
     def scratch(self, rows: int, requests: int, length: int) -> int:
         """Maximum bytes that a pass takes in addition to logits, if no text is longer than `length`."""
@@ -112,7 +115,22 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
         native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
     )
     unit = UNIT_SLOTS if form.native else 1
-    return Footprint(weights, loading, slot, unit, spec.vocab, fixed, row, turned, mask, pair, copy, pairs, state=state, record=record)
+    return Footprint(
+        weights,
+        loading,
+        slot,
+        unit,
+        spec.vocab,
+        fixed,
+        row,
+        turned,
+        mask,
+        pair,
+        copy,
+        pairs,
+        state=state,
+        record=record,
+    )
 
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:

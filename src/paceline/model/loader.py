@@ -167,12 +167,16 @@ class Loader:
         apart = self.packing.groups is not None and self.values_apart(at)
 
         by = spec.multipliers
-        factors = None if by is None else repeated((q, by.attention_in), (kv, by.attention_in * by.key), (kv, by.attention_in))
+        factors = (
+            None
+            if by is None
+            else repeated((q, by.attention_in), (kv, by.attention_in * by.key), (kv, by.attention_in))
+        )
         of_bias = None if by is None else repeated((q, 1.0), (kv, by.key), (kv, 1.0))
 
         def heads(qkv: Tensor) -> Tensor:
             if spec.gated_attention:  # each head's query, and its gate
-                both = qkv[: 2 * q].unflatten(0, (spec.heads, 2, spec.head_dim))
+                both = qkv[: 2 * q].view(spec.heads, 2, spec.head_dim, *qkv.shape[1:])
                 return torch.cat((both[:, 0].flatten(0, 1), qkv[2 * q :], both[:, 1].flatten(0, 1)))
             if self.interleaved:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
@@ -185,7 +189,11 @@ class Loader:
             qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads, factors, of_bias),
             head_norm=self.head_norm(at) if spec.qk_norm else None,
             out=self.linear(
-                at, (names.out,), (spec.hidden,), q, spec.out_bias,
+                at,
+                (names.out,),
+                (spec.hidden,),
+                q,
+                spec.out_bias,
                 factors=None if by is None else repeated((spec.hidden, by.attention_out)),
             ),
             value=self.linear(at, names.qkv[2:], (kv,), spec.hidden, spec.qkv_bias) if apart else None,
@@ -241,18 +249,18 @@ class Loader:
 
     def delta(self, at: str, number: int, form: Delta) -> Recurrence:
         hidden, keys = self.spec.hidden, form.key_heads * form.key_dim
-        names, outs = ("in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a"), [form.heads] * 2
-        outs = [form.width, form.width + 2 * keys, *outs]
+        names: tuple[str, ...] = ("in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a")
+        outs = [form.width, form.width + 2 * keys, form.heads, form.heads]
         if form.fused:
             names, outs = ("in_proj_qkvz", "in_proj_ba"), [2 * (form.width + keys), 2 * form.heads]
 
         def by_kind(rows: Tensor) -> Tensor:
             """Gates, queries, keys, values, rates and decays, which lie head by head."""
-            each = form.width // form.key_heads
-            parts = rows[: outs[0]].unflatten(0, (form.key_heads, -1)).split((form.key_dim, form.key_dim, each, each), 1)
-            query, key, value, gate = (part.flatten(0, 1) for part in parts)
-            rate, decay = (it.flatten(0, 1) for it in rows[outs[0] :].unflatten(0, (form.key_heads, 2, -1)).unbind(1))
-            return torch.cat((gate, query, key, value, rate, decay))
+            heads, each, (wide, small) = form.key_heads, form.width // form.key_heads, rows.split_with_sizes(outs)
+            sizes = [form.key_dim, form.key_dim, each, each]
+            query, key, value, gate = wide.view(heads, -1, rows.shape[1]).split_with_sizes(sizes, 1)
+            rate, decay = small.view(heads, 2, -1, rows.shape[1]).unbind(1)
+            return torch.cat([part.flatten(0, 1) for part in (gate, query, key, value, rate, decay)])
 
         return Recurrence(
             form,

@@ -157,7 +157,8 @@ FEEDS = ("mlp", "moe")
 
 def mamba(config: Any, fields: MambaFields) -> Mamba:
     heads, head_dim, groups, state, length = (
-        int(getattr(config, name)) for name in (fields.heads, fields.head_dim, fields.groups, fields.state, fields.length)
+        int(getattr(config, name))
+        for name in (fields.heads, fields.head_dim, fields.groups, fields.state, fields.length)
     )
     if min(heads, head_dim, groups, state) < 1 or length < 2 or heads % groups:
         raise CheckpointError(

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 import torch.nn.functional as F
@@ -98,10 +99,10 @@ class GatedNorm:
         gate = F.silu(gate.to(x.dtype))
         if self.first:
             x = x * gate
-        apart = x.unflatten(-1, (self.groups, -1))
+        apart = x.view(*x.shape[:-1], self.groups, -1)
         normed = apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + self.eps)
-        normed = (normed * self.weight.view(-1, normed.shape[-1])).flatten(-2)
-        return normed if self.first else normed * gate
+        normed = normed * self.weight.view(-1, normed.shape[-1])
+        return normed.flatten(-2) if self.first else normed.flatten(-2) * gate
 
 
 @dataclass(slots=True)
@@ -174,8 +175,10 @@ class Recurrence:
 
 def spans(part: Part) -> list[tuple[int, int]]:
     """A chain's rows, cut behind anchors and where they are many."""
-    cuts = sorted({0, *range(0, part.chain, CHUNK), *(row + 1 for row, _ in part.anchors if row < part.chain), part.chain})
-    return list(zip(cuts, cuts[1:]))
+    cuts = sorted(
+        {0, *range(0, part.chain, CHUNK), *(row + 1 for row, _ in part.anchors if row < part.chain), part.chain}
+    )
+    return list(pairwise(cuts))
 
 
 def convolved_values(form: Mamba | Delta, convolved: Tensor) -> Tensor:
@@ -229,7 +232,7 @@ class DeltaSteps:
     def __call__(self, convolved: Tensor, rest: Tensor) -> Steps:
         form = self.form
         width = form.key_heads * form.key_dim
-        query, key, value = convolved.split((width, width, form.heads * form.head_dim), -1)
+        query, key, value = convolved.split_with_sizes([width, width, form.width], -1)
         strength, decay = rest.chunk(2, -1)
         ratio = form.heads // form.key_heads
 

@@ -79,8 +79,8 @@ class Mamba:
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): as Mamba-2, but a key's old value makes room for the new one.
-    Each of `key_heads` serves as many value heads as there are for one."""
+    """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): as Mamba-2, but a key's old value makes room for the new
+    one. Each of `key_heads` serves as many value heads as there are for one."""
 
     heads: int
     head_dim: int

@@ -38,24 +38,26 @@ class StatePool:
     def __init__(self, blocks: int, parts: Sequence[tuple[Shape, torch.dtype]], device: torch.device) -> None:
         self.blocks, self.parts, self.device = blocks, tuple(parts), device
         self.ends = [pages.tensor((blocks, *shape), dtype, device) for shape, dtype in parts]
-        self.tips = [torch.zeros(0, *shape, dtype=dtype, device=device) for shape, dtype in parts]
+        self.tips: list[list[Tensor]] = []
+        """[place behind those of the blocks][part]"""
 
     @property
     def bytes(self) -> int:
         """Bytes of one state."""
         return sum(end[0].numel() * end.element_size() for end in self.ends)
 
+    def zeros(self) -> list[Tensor]:
+        """The state that a text begins with."""
+        return [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in self.parts]
+
     def take(self, place: int) -> list[Tensor]:
         """The parts of a state; views, not copies."""
-        at, pool = (place, self.ends) if place < self.blocks else (place - self.blocks, self.tips)
-        return [part[at] for part in pool]
+        return [end[place] for end in self.ends] if place < self.blocks else self.tips[place - self.blocks]
 
     def put(self, place: int, parts: Sequence[Tensor]) -> None:
         """Write a state."""
-        if (at := place - self.blocks) >= 0:
-            for number, tip in enumerate(self.tips):
-                if at >= len(tip):
-                    self.tips[number] = torch.cat((tip, tip.new_zeros(max(at + 1, len(tip) + 4) - len(tip), *tip.shape[1:])))
+        while place - self.blocks >= len(self.tips):
+            self.tips.append(self.zeros())
         for mine, part in zip(self.take(place), parts, strict=True):
             mine.copy_(part)
 
@@ -120,7 +122,7 @@ class Scan:
         """The parts of the state that a text begins with, copied."""
         pool, place = self.states.pools[index], self.parts[text].begin
         if place is None:
-            return [torch.zeros(shape, dtype=dtype, device=pool.device) for shape, dtype in pool.parts]
+            return pool.zeros()
         return [part.clone() for part in pool.take(place)]
 
     def record(self, index: int, rows: Tensor) -> None:
@@ -280,8 +282,7 @@ class States:
         place = end // self.block_size
         if not since:
             for pool in self.pools:
-                parts = [torch.zeros(s, dtype=d) for s, d in pool.parts] if begin is None else pool.take(begin)
-                pool.put(place, [part.clone() for part in parts])
+                pool.put(place, pool.zeros() if begin is None else [part.clone() for part in pool.take(begin)])
             return
         part = Part(begin, 0, len(since), 0, [], [(len(since) - 1, place)])
         none = torch.zeros(0, dtype=torch.int64, device=self.device)
@@ -337,7 +338,9 @@ class States:
         """States at the ends of blocks among these slots, layer by layer."""
         places = [slot // self.block_size for slot in slots if self.is_end(slot)]
         return b"".join(
-            end[places].cpu().contiguous().view(torch.uint8).numpy().tobytes() for pool in self.pools for end in pool.ends
+            end[places].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            for pool in self.pools
+            for end in pool.ends
         )
 
     def size(self, slots: Sequence[int]) -> int:
