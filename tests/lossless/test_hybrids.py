@@ -44,3 +44,19 @@ def test_greedy_texts(family: str, tmp_path: Path) -> None:
     oracle = Oracle(target)
     counts = [ties(oracle, prompt, text) for each in texts.values() for prompt, text in zip(PROMPTS, each)]
     assert all(text == texts["none"] for text in texts.values()) or sum(counts)
+
+
+@pytest.mark.parametrize("family", ["falcon_h1", "qwen3_next"])
+def test_crowded_engine(family: str, tmp_path: Path) -> None:
+    """Requests that share a prefix, two samples of each, in a cache for two of them: pre-emption, forks and prefix hits
+    leave each text what it is alone."""
+    path = tiny_checkpoint(tmp_path, family, seed=1)
+    prompts = [[*range(3, 23), last] for last in (5, 9, 23)]
+    asked = SamplingParams(temperature=0.8, seed=4, n=2, max_tokens=12, drafter="ngram", ignore_eos=True)
+    alone = LLM(path, dtype="float32", blocks=64, block_size=4, prefix_cache=False, drafter="ngram")
+    texts = [[sample.token_ids for sample in it.outputs] for it in alone.generate(prompts, asked, progress=False)]
+    llm = LLM(path, dtype="float32", blocks=20, block_size=4, check=True, max_requests=6, row_budget=16, drafter="ngram")
+    for _ in range(2):
+        made = llm.generate(prompts, asked, progress=False)
+        assert [[sample.token_ids for sample in it.outputs] for it in made] == texts
+    assert llm.engine.cache.pool.hits > 0 and llm.engine.desk.totals.preemptions > 0
