@@ -1,6 +1,7 @@
 """The layer for further tokens that comes with a model: against transformers' own parts, and in an engine."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +90,7 @@ def test_rows_equal_transformers(family: str, tmp_path: Path) -> None:
     head.keep(list(range(30)), {"post_norm": states})
     for cuts in ([0, 30], [0, 7, 8, 21, 30]):
         outs, logits = [], []
-        for start, stop in zip(cuts, cuts[1:]):
+        for start, stop in pairwise(cuts):
             rows = lay_out([Chunk(range(8), start, tokens[start:stop])], 8)
             rows.hidden = head.before([-1] * (start == 0) + list(range(max(0, start - 1), stop - 1)))
             out = head.forward(rows)

@@ -55,7 +55,9 @@ def test_crowded_engine(family: str, tmp_path: Path) -> None:
     asked = SamplingParams(temperature=0.8, seed=4, n=2, max_tokens=12, drafter="ngram", ignore_eos=True)
     alone = LLM(path, dtype="float32", blocks=64, block_size=4, prefix_cache=False, drafter="ngram")
     texts = [[sample.token_ids for sample in it.outputs] for it in alone.generate(prompts, asked, progress=False)]
-    llm = LLM(path, dtype="float32", blocks=20, block_size=4, check=True, max_requests=6, row_budget=16, drafter="ngram")
+    llm = LLM(
+        path, dtype="float32", blocks=20, block_size=4, check=True, max_requests=6, row_budget=16, drafter="ngram"
+    )
     for _ in range(2):
         made = llm.generate(prompts, asked, progress=False)
         assert [[sample.token_ids for sample in it.outputs] for it in made] == texts

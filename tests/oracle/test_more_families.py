@@ -34,7 +34,7 @@ CASES = {name: Case(name) for name in MORE} | {
         "falcon_h1",
         {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "attention_bias": True, "mlp_bias": True},
     ),
-    "qwen3_5-biases": Case("qwen3_5_text", {"attention_bias": True, "linear_num_value_heads": 2}),
+    "qwen3_5-biases": Case("qwen3_5_text", {"attention_bias": True, "linear_num_value_heads": 6}),
     "qwen3_next-dense": Case("qwen3_next", {"mlp_only_layers": [1]}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }

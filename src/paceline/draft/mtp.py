@@ -35,8 +35,8 @@ from paceline.model.loader import Loader
 from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
 
 MTP = "mtp"
-TAP = "post_norm"
-DEPTH = 3
+MTP_TAP = "post_norm"
+MTP_DEPTH = 3
 """Tokens below the root that its layer, which was trained for one, is worth being asked for."""
 NEED_MTP = Need(MTP, "a model whose checkpoint holds a layer for further tokens (tensors mtp.*)")
 
@@ -67,7 +67,7 @@ class Mtp(FeatureHead):
         numbers: int, output: Linear | None = None,
     ) -> None:  # fmt: skip
         """`spec`: of the one layer; `norms`: of embeddings, of the target's states, and of what it puts out."""
-        super().__init__(spec, (TAP,), spec.hidden, spec.vocab, numbers, packing.dtype)
+        super().__init__(spec, (MTP_TAP,), spec.hidden, spec.vocab, numbers, packing.dtype)
         self.embedding_norm, self.state_norm, self.norm = norms
         self.fc, self.block, self.output, self.compute = fc, block, output, packing.compute
 
@@ -79,7 +79,7 @@ class Mtp(FeatureHead):
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         try:
             kept = 2 * int(config["num_key_value_heads"]) * int(config["head_dim"]) + int(config["hidden_size"])
-            return HeadFacts(MTP, int(config["hidden_size"]), int(config["vocab_size"]), DEPTH, kept, (TAP,))
+            return HeadFacts(MTP, int(config["hidden_size"]), int(config["vocab_size"]), MTP_DEPTH, kept, (MTP_TAP,))
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"The config of the head is not usable ({error!r}); it must be that of the model it comes from."

@@ -19,7 +19,7 @@ SIZES = {
 }
 """Whole numbers from 1 to this."""
 ATTENTION_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings")
-"""Those of models that attend."""
+"""Sizes of models that attend."""
 UNBOUNDED_LEN = 1 << 18
 """Tokens of the longest text of a model without attention, whose config names no limit."""
 MAX_HEAD_SIZE = 4096

@@ -46,7 +46,7 @@ class Names:
     """Prefix of a Mamba-2 mixer's weights, and of a gated delta rule's."""
     delta: str = "linear_attn."
     shared_gate_up: tuple[str, ...] = ()
-    """Of the expert that every token uses, where they are not named as in the others."""
+    """Names of the expert that every token uses, where they are not named as in the others."""
     shared_down: str = ""
 
 
@@ -151,7 +151,7 @@ class Family:
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
     and whether they have biases."""
     mamba: MambaFields | None = None
-    """Of layers whose type is `linear_attention`, or `hybrid`: with attention beside it."""
+    """Mixers of layers whose type is `linear_attention`, or `hybrid`: with attention beside it."""
     feedless: bool = False
     """Layers have no feed-forward part."""
     apart: bool = False

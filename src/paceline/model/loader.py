@@ -283,7 +283,7 @@ class Loader:
         return {"kernel": kernel[:, 0].t().contiguous(), "bias": offset}
 
     def rates(self, at: str, heads: int) -> tuple[Tensor, Tensor]:
-        """Of each head: its decay in a unit of time, below 0, and what is added to its time steps."""
+        """Rates of the heads: the decay in a unit of time, below 0, and what is added to its time steps."""
         return -torch.exp(self.take_wide(at + "A_log", heads)), self.take_wide(at + "dt_bias", heads)
 
     def gated_norm(self, at: str, width: int, groups: int, first: bool) -> GatedNorm:
@@ -420,7 +420,7 @@ class Loader:
 
 
 def repeated(*parts: tuple[int, float]) -> Tensor:
-    """Factors of outputs: so many times each."""
+    """Factors of outputs, each (count) times."""
     return torch.cat([torch.full((count,), factor, dtype=torch.float64) for count, factor in parts])
 
 

@@ -139,7 +139,7 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
             return mamba(config, family.mamba)
         if kind == "hybrid" and family.mamba is not None:
             return Both(attention(kind), mamba(config, family.mamba))
-        if kind in FEEDS and family.mamba is not None:
+        if kind in FEED_TYPES and family.mamba is not None:
             return None
         if kind not in ("sliding_attention", "full_attention"):
             raise CheckpointError(f"layers of type {kind} are not supported.")
@@ -151,7 +151,7 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
     return tuple(Layer(it, feed_forward(config, family, index, kinds)) for index, it in enumerate(turned))
 
 
-FEEDS = ("mlp", "moe")
+FEED_TYPES = ("mlp", "moe")
 """Types of layers that are a feed-forward part alone; where there are such, the others have none."""
 
 
@@ -221,7 +221,7 @@ def multipliers(config: Any) -> Multipliers:
 
 def feed_forward(config: Any, family: Family, index: int, kinds: Sequence[str]) -> Dense | Experts | None:
     form = family.experts
-    if family.feedless or (family.apart and kinds[index] not in FEEDS):
+    if family.feedless or (family.apart and kinds[index] not in FEED_TYPES):
         return None
     if form is not None and form.optional and not getattr(config, form.count):
         return Dense(int(getattr(config, form.optional)))

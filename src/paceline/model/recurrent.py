@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.linear import Linear
-from paceline.model.scan import CHUNK, Steps, ancestors_of, causal, scanned
+from paceline.model.scan import SCANNED_ROWS, Steps, ancestors_of, causal, scanned
 from paceline.model.spec import Delta, Mamba, ShortConv
 from paceline.model.state import Part, Scan, Shape
 
@@ -71,7 +71,7 @@ class Convolved:
     The first part of a layer's state is the last length - 1 inputs."""
 
     def __init__(self, index: int, weight: Tensor, bias: Tensor | None, inputs: Tensor, scan: Scan) -> None:
-        length, width = weight.shape
+        length = len(weight)
         self.window = scan.window(length)
         starts = [scan.start(index, text)[0].to(inputs.dtype) for text in range(len(scan.parts))]
         self.past = torch.cat((*starts, inputs))
@@ -176,7 +176,7 @@ class Recurrence:
 def spans(part: Part) -> list[tuple[int, int]]:
     """A chain's rows, cut behind anchors and where they are many."""
     cuts = sorted(
-        {0, *range(0, part.chain, CHUNK), *(row + 1 for row, _ in part.anchors if row < part.chain), part.chain}
+        {0, *range(0, part.chain, SCANNED_ROWS), *(row + 1 for row, _ in part.anchors if row < part.chain), part.chain}
     )
     return list(pairwise(cuts))
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-CHUNK = 64
+SCANNED_ROWS = 64
 """Rows of a chain that are computed at once."""
 
 

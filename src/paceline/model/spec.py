@@ -52,7 +52,7 @@ class Mamba:
     in_bias: bool
     out_bias: bool
     limits: tuple[float, float]
-    """Of a time step."""
+    """Shortest and longest time step."""
     norm: Literal["gate_first", "norm_first", ""] = "gate_first"
     """What comes first where heads are gated and normed; none: they are gated alone."""
 
@@ -201,7 +201,7 @@ class Multipliers:
     scan_in: float
     scan_out: float
     scan: tuple[float, ...]
-    """Of a recurrence's inputs: gate, values, keys, queries, time steps."""
+    """Factors of a recurrence's inputs: gate, values, keys, queries, time steps."""
     gate: float
     down: float
 

@@ -73,7 +73,7 @@ class Part:
     known: int
     given: int
     parents: list[int]
-    """Of each candidate among the candidates; -1: the last given row (or recorded one, where none is given)."""
+    """Parent of each candidate, among the candidates; -1: the last given row (or recorded one, where none is given)."""
     anchors: list[tuple[int, int]]
     """(row, counted from `first`; place) of the states that are left whole, ascending."""
 
@@ -176,7 +176,7 @@ class States:
         self.blocks, self.block_size, self.device, self.replay = blocks, block_size, device, replay
         self.pools: list[StatePool] = []
         self.records: list[Tensor] = []
-        """Of each layer [places, numbers of a row]."""
+        """Records of each layer [places, numbers of a row]."""
         self.tips: dict[int, int] = {}
         """{slot: place} of the anchors that lie with no block."""
         self.known: dict[int, Record] = {}
