@@ -31,9 +31,9 @@ computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch
 
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
 float32. `ministral3` is served up to the length of its first training, where its rule for longer texts changes
-nothing. Of checkpoints that read pictures, too (`gemma3`, `mistral3`, `qwen3_vl`, `qwen3_5`), the text's model is served,
-without the tower. A setting or a tensor that would change the text is used or refused, never left out in silence.
-`paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
+nothing. Of checkpoints that read pictures, too (`gemma3`, `mistral3`, `qwen3_vl`, `qwen3_5`), the text's model is
+served, without the tower. A setting or a tensor that would change the text is used or refused, never left out in
+silence. `paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
 
 Layers with a *state* read a text through numbers that do not grow with it: short convolutions, Mamba-2, the gated delta
 rule. Such a state may take many megabytes (Granite 4, Falcon-H1, Nemotron, Qwen3-Next, Qwen 3.5: 20 to 100). A text has

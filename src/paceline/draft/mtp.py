@@ -28,7 +28,8 @@ from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles
 from paceline.model.blocks import Block, FeedForward, Norm, SelfAttention
 from paceline.model.checkpoint import Tensors, open_tensors, read_config
-from paceline.model.families import FAMILIES, MTP_PREFIX, text_config
+from paceline.model.families import FAMILIES, text_config
+from paceline.model.family import MTP_PREFIX
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Linear, Packing, plain
 from paceline.model.loader import Loader

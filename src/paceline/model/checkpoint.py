@@ -13,8 +13,8 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
-from paceline.model.families import FAMILIES, MTP_PREFIX, family_of, text_config
-from paceline.model.family import Names
+from paceline.model.families import FAMILIES, family_of, text_config
+from paceline.model.family import MTP_PREFIX, Names
 from paceline.model.groups import Groups
 from paceline.model.memo import remembered
 from paceline.model.opened import once

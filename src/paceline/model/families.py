@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from paceline.core.errors import CheckpointError
-from paceline.model.family import Family, MambaFields, Mixed, Names
+from paceline.model.family import BACKBONE, HYBRID_NAMES, Family, MambaFields, Mixed, Names
 from paceline.model.quantised import scheme_of
 
 GEMMA_NAMES = Names(
@@ -77,20 +77,6 @@ LFM2 = Family(
     norm_eps="norm_eps",
     conv=("conv_L_cache", "conv_bias"),
     rounded=True,
-)
-BACKBONE = Names(
-    embedding="backbone.embeddings",
-    norm="backbone.norm_f",
-    layer="backbone.layers.{}.",
-    attention_norm="norm",
-    ffn_norm="norm",
-    mamba="mixer.",
-)
-HYBRID_NAMES = Names(
-    norm="model.final_layernorm",
-    ffn_norm="pre_ff_layernorm",
-    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
-    down="feed_forward.down_proj",
 )
 QWEN35 = Family(
     "Qwen3_5ForConditionalGeneration",
@@ -453,8 +439,6 @@ FAMILIES: dict[str, Family] = {
 }
 
 
-MTP_PREFIX = "mtp."
-"""How the names of a layer for further tokens begin."""
 JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 """Ends of the names of architectures whose head is no language model's."""
 

@@ -50,6 +50,25 @@ class Names:
     shared_down: str = ""
 
 
+BACKBONE = Names(
+    embedding="backbone.embeddings",
+    norm="backbone.norm_f",
+    layer="backbone.layers.{}.",
+    attention_norm="norm",
+    ffn_norm="norm",
+    mamba="mixer.",
+)
+HYBRID_NAMES = Names(
+    norm="model.final_layernorm",
+    ffn_norm="pre_ff_layernorm",
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+)
+"""Names that hybrids of Mamba-2 and attention have in common; `BACKBONE`: models that grew from Mamba's own."""
+MTP_PREFIX = "mtp."
+"""How the names of a layer for further tokens begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mixed:
     """The config fields of a mixture of experts; what is no text decides by itself."""
@@ -151,7 +170,7 @@ class Family:
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
     and whether they have biases."""
     mamba: MambaFields | None = None
-    """Mixers of layers whose type is `linear_attention`, or `hybrid`: with attention beside it."""
+    """Mixers of layers whose type is `linear_attention`, or `hybrid`: with attention next to it."""
     feedless: bool = False
     """Layers have no feed-forward part."""
     apart: bool = False
