@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.eagle3 import EagleShape, spread
+from paceline.draft.eagle_shape import EagleShape, spread
 from paceline.draft.native_layers import layer_spec
 from paceline.model.blocks import Rotary
 from paceline.train import TRAINERS, Trains
