@@ -294,6 +294,14 @@ def test_each_tensor_changes_the_drafts(name: str, tmp_path: Path) -> None:
         assert not torch.allclose(after, before, atol=1e-4), part
 
 
+SAID = {
+    "fc_norm": "fc_norm.0", "norm_before_fc": "input_norm", "num_hidden_layers": "layers.1",
+    "draft_vocab_size": "lm_head", "num_key_value_heads": "k_proj", "rope_scaling": "dynamic",
+    "target_hidden_size": "numbers",
+}  # fmt: skip
+"""What the message says where it is not the key."""
+
+
 @pytest.mark.parametrize(
     ("key", "value"),
     [("hidden_act", "gelu"), ("parallel_drafting", True), ("mask_token_id", 7), ("logit_scale", 0.5),
@@ -305,9 +313,7 @@ def test_each_tensor_changes_the_drafts(name: str, tmp_path: Path) -> None:
 )  # fmt: skip
 def test_what_is_not_computed_is_refused_by_name(key: str, value: Any, tmp_path: Path) -> None:
     path = written(tmp_path / "head", "SpecForge", **{key: value})
-    said = {"fc_norm": "fc_norm.0", "norm_before_fc": "input_norm", "num_hidden_layers": "layers.1", "draft_vocab_size":
-            "d2t", "num_key_value_heads": "k_proj", "rope_scaling": "dynamic",
-            "target_hidden_size": "numbers"}.get(key, key)  # fmt: skip
+    said = SAID.get(key, key)
     with pytest.raises(CheckpointError, match=said):
         load_head(path, WIDTH, VOCAB, FLOAT, LAYERS)
 
