@@ -16,7 +16,7 @@ LogitsFn = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
 MOST_STOP = 8192
 """Characters of all stop strings together: each token is looked at with them."""
 MOST_BAD_TEXT = 65_536
-"""Characters of all texts of bad_words together: they are spelled, each in two ways, before their tokens are counted."""
+"""Characters of all texts of bad_words together: each is spelled in two ways before its tokens are counted."""
 MOST_PRIORITY = 100
 """Bounds how long the least important can wait."""
 
