@@ -33,7 +33,8 @@ def families(whole: bool) -> list[Any]:
 
 def options(family: str) -> dict[str, Any]:
     """What three layers need."""
-    return {"layer_types": ["conv", "full_attention", "conv"]} if family == "lfm2_moe" else {}
+    kind = {"lfm2_moe": "conv", "granitemoehybrid": "linear_attention"}.get(family)
+    return {} if kind is None else {"layer_types": [kind, "full_attention", kind]}
 
 
 @pytest.mark.parametrize("family", families(False))

@@ -41,7 +41,9 @@ class StepOptions:
         _any("Verifier that judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq keep the "
              "distribution."),
     ] = "exact"  # fmt: skip
-    block_size: Annotated[int, _serving("Tokens of a block of the K/V cache.")] = 16
+    block_size: Annotated[
+        int, _serving("Tokens of a block of the K/V cache; more where a model keeps a large state with each.")
+    ] = 16
     max_requests: Annotated[int, _serving("Most samples that are decoded at once; the others wait.")] = 64
     row_budget: Annotated[int, _serving("Most rows (tokens of prompts and drafts) of one pass.")] = 512
     prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True

@@ -78,6 +78,7 @@ class MemoryModel:
         return {
             "weights": sum(m.weights for m in models),
             "kv": sum(m.kv(shape.blocks, self.block_size) for m in models) + slots * TEXT,
+            "states": shape.blocks * sum(m.state for m in models),
             "logits": 4 * self.target.vocab * wide + CHUNK * chunk,
             "scratch": scratch,
             "rest": HOST + self.rest + shape.remember,
