@@ -20,6 +20,7 @@ from paceline.core.request import Request
 from paceline.engine import learned
 from paceline.engine.adapters import AdapterWaitError
 from paceline.engine.door import DOOR, DoorTicket, Trip
+from paceline.engine.experts import release
 from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
@@ -476,6 +477,7 @@ class AsyncLLM:
         learned.keep(self.llm.engine, self.llm.options)
         if self.llm.engine.disk is not None:
             self.llm.engine.disk.close()
+        release(self.llm.engine.model)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -151,6 +151,15 @@ class Options(StepOptions):
     lora_memory: Annotated[
         str | int | None, _serving("Bytes for all adapters in memory, such as 512M. Default: max_loras alone limits.")
     ] = None
+    expert_parallel: Annotated[
+        int,
+        _any("Processes that share the experts of a mixture, each with memory of its own (in dtype, without "
+             "quantization); 1: all are in this one."),
+    ] = 1  # fmt: skip
+    expert_table: Annotated[
+        Path | str | None,
+        _any("A table of paceline experts: which process holds each expert, and where tokens go. Default: in turn."),
+    ] = None  # fmt: skip
     memory: Annotated[
         str | int | None,
         _any("Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, such as 2G "
@@ -195,6 +204,8 @@ class EngineOptions(TypedDict, total=False):
     lora: "Sequence[str] | Mapping[str, str | Path]"
     max_loras: int
     lora_memory: str | int | None
+    expert_parallel: int
+    expert_table: Path | str | None
     memory: str | int | None
     blocks: int | None
     block_size: int
