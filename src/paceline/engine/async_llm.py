@@ -14,7 +14,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 from weakref import WeakSet
 
-from paceline.core.errors import CapacityError
+from paceline.core.errors import CapacityError, InputError
+from paceline.core.operations import Settle
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
@@ -308,6 +309,23 @@ class AsyncLLM:
         def begin() -> Subscription:
             self._live.append(Subscription(enter(self.llm.engine, each), loop, None, arrived, whole, samples, told))
             return self._live[-1]
+
+        return await self.call(begin)
+
+    async def settle(self, reservation: int, packed: bytes, heard: tuple[int, int]) -> Subscription:
+        """Settle a reservation (`operations.Settle`) with a parked request, and follow it; `heard`: tokens and
+        characters of its output that are known. Raises as `resume`."""
+        loop, arrived = asyncio.get_running_loop(), monotonic()
+
+        def begin() -> Subscription:
+            requests = self.llm.engine.apply(Settle(reservation, packed))
+            if not isinstance(requests, list):
+                raise InputError("These bytes are a piece of a request, not a parked one.")
+            subscription = Subscription(requests, loop, None, arrived)
+            for follower in subscription.followers:
+                follower.begin_at(*heard)
+            self._live.append(subscription)
+            return subscription
 
         return await self.call(begin)
 
