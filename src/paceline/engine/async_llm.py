@@ -85,6 +85,8 @@ class Subscription:
         self.trips = [Trip(r, arrived) for r in requests]
         which = range(len(requests)) if samples is None else samples
         self.followers = [Follower(r, i, told=told) for r, i in zip(requests, which, strict=True)]
+        self.known = [follower.heard for follower in self.followers]
+        """Tokens of each sample that are no news here."""
         self._trip_of = {follower.request.id: trip for follower, trip in zip(self.followers, self.trips)}
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self.left = len(requests)
@@ -322,8 +324,8 @@ class AsyncLLM:
             if not isinstance(requests, list):
                 raise InputError("These bytes are a piece of a request, not a parked one.")
             subscription = Subscription(requests, loop, None, arrived)
-            for follower in subscription.followers:
-                follower.begin_at(*heard)
+            subscription.followers[0].begin_at(*heard)
+            subscription.known = [heard[0]]
             self._live.append(subscription)
             return subscription
 

@@ -66,7 +66,7 @@ class EngineHost:
         requests = subscription.requests
         try:
             yield Opened([r.id for r in requests], self._written(requests) if isinstance(opening, Submitted) else [])
-            heard = [follower.heard for follower in subscription.followers]
+            heard = list(subscription.known)
             told = [False] * len(requests)
             while chunks := await subscription.news_to_come():
                 yield [news(requests[c.index], c, heard, told) for c in chunks]

@@ -17,11 +17,11 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.options import Options
 from paceline.serve.app import create_app
 from paceline.serve.body import JsonRoute
-from paceline.serve.sse import json_response
 from paceline.serve.responses import ERRORS
 from paceline.serve.run import serving
 from paceline.serve.server import Server
 from paceline.serve.settings import Settings
+from paceline.serve.sse import json_response
 from paceline.serve.wire import Wire
 
 MOST_ENGINES = 1024
