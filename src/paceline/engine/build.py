@@ -262,7 +262,9 @@ def check_options(options: Options) -> None:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
     policy(options.eviction)
     check_length(options.length, options.drafter)
-    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
+    schedules.check(
+        options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups
+    )
     check_device(options.device)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)

@@ -66,7 +66,8 @@ class StepOptions:
     ] = "goodput"
     schedule: Annotated[
         str,
-        _serving("How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first."),
+        _serving("How prompts and decodes share the steps: chunked, layered (prompts advance by groups of layers, for mixtures of "
+                 "experts), or for comparison prefill_first or decode_first."),
     ] = "chunked"
     order: Annotated[
         str,
@@ -81,6 +82,11 @@ class StepOptions:
         int | None,
         _serving("Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC). "
                  "Default: all."),
+    ] = None  # fmt: skip
+    layer_groups: Annotated[
+        int | None,
+        _serving("Groups of layers by which a prompt advances, one a step, for layered. Default: as many as keep "
+                 "tbt_target_ms."),
     ] = None  # fmt: skip
     check: Annotated[bool, _serving("Verify the cache's book-keeping after every step (slow).")] = False
 
@@ -211,6 +217,7 @@ class EngineOptions(TypedDict, total=False):
     order: str
     tbt_target_ms: float | None
     group_size: int | None
+    layer_groups: int | None
     revision: str | None
     token: str | None
     check: bool
