@@ -2,18 +2,25 @@
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+import torch
 
 from paceline.core.errors import RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
+from paceline.model.load import load_model
+from paceline.native.build import library
 from paceline.schedule.layered import Layered, ends
 from tests.lossless.cases import Setting, plain
 from tests.schedule.population import Arrival, Population
+from tests.tiny import tiny_checkpoint
 from tests.toy import LAYERS, VOCAB
 
+native = pytest.mark.skipif(library() is None, reason="no native library here")
 LONG = random.Random(5).choices(range(VOCAB), k=20)
 
 
@@ -157,3 +164,36 @@ def test_as_many_groups_as_a_chunk_would_fit() -> None:
 def test_a_model_that_keeps_states_is_refused() -> None:
     with pytest.raises(RefusalError, match="schedule layered needs a model whose rows can wait between two layers"):
         Setting(schedule="layered", recurrent=frozenset({"target"})).engine()
+
+
+EXPERTS, ACTIVE = 6, 3
+
+
+@pytest.mark.parametrize("fast", [pytest.param(True, marks=native), False])
+def test_a_mixture_has_the_same_logits_and_reads_each_expert_once(fast: bool, tmp_path: Path) -> None:
+    """A prompt of 96 tokens beside two that decode, in any number of groups: raw logits bit for bit (in PyTorch up to
+    rounding), and loads between those of the fewest and the most experts that the decodes can need meanwhile."""
+    layers = 4
+    where = tiny_checkpoint(tmp_path, "qwen3_moe", vocab=96, layers=layers, hidden=64, with_tokenizer=False,
+                            decoder_sparse_step=1)  # fmt: skip
+    found: dict[int, tuple[torch.Tensor, int]] = {}
+    for groups in (1, 2, 3, layers):
+        model = load_model(where, cache=False, fast=fast)
+        config = EngineConfig(blocks=40, row_budget=128, max_requests=4, schedule="layered", layer_groups=groups)
+        engine = Engine(model, config)
+        params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True, prompt_logprobs=0).resolve({})
+        for start in (1, 2):
+            engine.submit([start, 5, 7], params)
+        engine.step()
+        [long] = engine.submit([random.Random(7).randrange(96) for _ in range(96)], params)
+        before = model.expert_loads
+        while not long.output:
+            engine.step()
+        assert engine.desk.totals.preemptions == 0
+        kept = [entry.logprob for entry in long.prompt_logprobs if entry is not None]
+        found[groups] = torch.tensor(kept, dtype=torch.float64), model.expert_loads - before
+        least, most = layers * ACTIVE * (groups - 1), layers * EXPERTS * (groups - 1)
+        whole = found[1][1]
+        assert whole <= layers * EXPERTS and whole + least <= found[groups][1] <= whole + most
+        same = torch.equal if fast else torch.allclose
+        assert len(kept) == 95 and same(found[groups][0], found[1][0])
