@@ -5,9 +5,9 @@
 
 A random mixture of the shape of qwen3_moe is made, unless --model names one. --decoding requests decode; a prompt of
 --prompt tokens arrives. For each schedule: expert loads from its arrival to its first token, beside the formula
-L E + (N - 1) L d(B), where d(B) is what a step of the decodes alone loads in a layer; the longest time between two tokens
-of the others, and the time to the prompt's first token. Raw logits of that token must be the same bits under every
-number of groups. Schedules take turns; times want an idle machine, loads do not.
+L E + (N - 1) L d(B), where d(B) is what a step of the decodes alone loads in a layer; the longest time between two
+tokens of the others, and the time to the prompt's first token. Raw logits of that token must be the same bits
+under every number of groups. Schedules take turns; times want an idle machine, loads do not.
 """
 
 import argparse
@@ -56,7 +56,7 @@ def random_mixture(path: Path, args: argparse.Namespace) -> Path:
     model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() >= 2:  # the token says most of a hidden state, so that routes are spread as trained ones are
+            if weight.dim() >= 2:  # the token says most of a hidden state: routes are spread, as trained ones are
                 weight.normal_(std=1.0 if "embed" in name else 0.5 * weight.shape[-1] ** -0.5)
     model.save_pretrained(path)
     return path
@@ -161,7 +161,8 @@ def main() -> None:
         same = "same bits" if all(torch.equal(each, base) for each in it.logits) else "differ"
         what = f"layered, {name} groups" if name.isdigit() else f"{name} {CHUNK if name == 'chunked' else ''}"
         spread = [f"{1e3 * median(x):.1f} ({1e3 * min(x):.1f}-{1e3 * max(x):.1f})" for x in (it.gap, it.first)]
-        print(f"| {what} | {median(it.loads):.0f} | {median(it.formula):.0f} | {off:+.1f} | {' | '.join(spread)} | {same} |")
+        counts = f"{median(it.loads):.0f} | {median(it.formula):.0f} | {off:+.1f}"
+        print(f"| {what} | {counts} | {' | '.join(spread)} | {same} |")
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ class Item(NamedTuple):
     last: int | None = None
     """Layer before which they wait for the next step; None: they run through all."""
     share: float = 1.0
-    """Of the target's layers, those that this step runs them through."""
+    """Share of the target's layers that this step runs them through."""
 
     @property
     def chain(self) -> int:

@@ -139,7 +139,8 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """What the engine has done. For its own thread, between steps."""
-        return snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals)
+        loads = getattr(self.model, "expert_loads", 0)
+        return snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals, loads)
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, lineage: tuple[int, ...] = ()) -> list[Request]:
         """Queue one prompt (token ids) and return its `params.n` requests. Raises InputError, RefusalError or

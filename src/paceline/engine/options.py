@@ -66,9 +66,9 @@ class StepOptions:
     ] = "goodput"
     schedule: Annotated[
         str,
-        _serving("How prompts and decodes share the steps: chunked, layered (prompts advance by groups of layers, for mixtures of "
-                 "experts), or for comparison prefill_first or decode_first."),
-    ] = "chunked"
+        _serving("How prompts and decodes share the steps: chunked, layered (prompts advance by groups of layers, for "
+                 "mixtures of experts), or for comparison prefill_first or decode_first."),
+    ] = "chunked"  # fmt: skip
     order: Annotated[
         str,
         _serving("Order in which requests are served: fcfs, priority, deadline, or fair between API keys, else users."),

@@ -1,5 +1,5 @@
-"""Layered prefill (arXiv 2510.08055): while others decode, prompts advance by groups of layers, not by chunks of tokens,
-so that the weights of a layer, and of an expert, are read once for all rows of a prompt."""
+"""Layered prefill (arXiv 2510.08055): while others decode, prompts advance by groups of layers, not by chunks of
+tokens, so that the weights of a layer, and of an expert, are read once for all rows of a prompt."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -49,7 +49,11 @@ class Layered:
             self._ends = ends(self.layers, self._count(decoding, cohort))
         whole = not decoding
         staged = {item.request.id: self._stage(item, whole) for item in cohort}
-        return replace(plan, items=[staged.get(item.request.id, item) for item in plan.items])
+        if not any(item.first or item.partial for item in staged.values()):
+            return plan
+        # a pass whose rows enter and leave midway is not cut once more for what drafts beside it
+        items = [staged.get(item.request.id, item._replace(further=0)) for item in plan.items]
+        return replace(plan, items=items)
 
     def _count(self, decoding: Sequence[Item], cohort: Sequence[Item]) -> int:
         """Groups of a new cohort."""
@@ -67,13 +71,12 @@ class Layered:
         end = self.layers if whole else next(end for end in self._ends if end > item.first)
         if item.first == 0 and end == self.layers:
             return item
-        nodes = dict.fromkeys(("nodes", "depth", "further"), 0)
-        last = None if end == self.layers else end
-        return item._replace(**nodes, chances=(), last=last, share=(end - item.first) / self.layers)
+        last, share = None if end == self.layers else end, (end - item.first) / self.layers
+        return item._replace(nodes=0, depth=0, further=0, chances=(), last=last, share=share)
 
 
 def decodes(request: Request) -> bool:
-    """Does it draw a token in each of its steps?"""
+    """Decodes a request in each of its steps?"""
     return request.pending == 1 and request.closing is None and not request.layer
 
 

@@ -36,7 +36,7 @@ def orders() -> dict[str, Callable[[], Order]]:
 
 
 def baselines() -> dict[str, Callable[[Order, int], SchedulePolicy]]:
-    """Schedules other than chunked and layered: ours and those of installed packages (entry points `paceline.schedules`)."""
+    """Schedules other than chunked and layered: ours, and of installed packages (entry points `paceline.schedules`)."""
     return joined("schedule", BASELINES)
 
 
