@@ -281,7 +281,7 @@ def check_options(options: Options) -> None:
     check_experts(options)
     policy(options.eviction)
     check_length(options.length, options.drafter)
-    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
+    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)
     check_device(options.device)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)
@@ -420,11 +420,11 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
     rest += lora_bytes(options)
-    longest = spec.max_len
+    longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)
         rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
-    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest)
+    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest, held)
 
 
 def block_size_of(options: Options, pair: "Pair") -> int:

@@ -203,13 +203,16 @@ class Mixture:
     """Adapters of the rows, where some were given."""
     record: Callable[[Tensor], None] | None = None
     """Is told the experts [T, active] that the rows of a pass use."""
+    loads: int = 0
+    """How often an expert's weights were read, the shared one's not counted."""
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = routes(self.form, self.router(x), self.correction)
         if self.record is not None:
             self.record(chosen)
-        y = torch.zeros_like(x)
-        for number in sorted(set(chosen.flatten().tolist())):
+        y, numbers = torch.zeros_like(x), sorted(set(chosen.flatten().tolist()))
+        self.loads += len(numbers)
+        for number in numbers:
             row, rank = (chosen == number).nonzero(as_tuple=True)
             with nullcontext() if self.adapted is None else self.adapted.among(row):
                 part = self.experts[number](x.index_select(0, row))

@@ -18,7 +18,7 @@ from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.adapters import AdapterTable
-from paceline.model.blocks import Block, Norm, Rotary
+from paceline.model.blocks import Block, Mixture, Norm, Rotary
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.narrow import taken
@@ -270,6 +270,11 @@ class Decoder:
 
     def no_logits(self) -> Tensor:
         return torch.empty(0, self.spec.vocab, dtype=self.exact, device=self.device)
+
+    @property
+    def expert_loads(self) -> int:
+        """How often the weights of an expert of a mixture were read: once a pass for all rows that it has."""
+        return sum(block.ffn.loads for block in self.weights.blocks if isinstance(block.ffn, Mixture))
 
     def describe(self) -> str:
         words = "" if self.narrowed is None else f", {len(self.narrowed.words):,} tokens of a draft"
