@@ -24,11 +24,9 @@ def constants(tree: ast.Module) -> set[str]:
 
 
 def homes(kind: Callable[[ast.Module], set[str]]) -> dict[str, list[str]]:
-    """Names that several files of the engine give, and these files. Applications are programs of their own."""
+    """Names that several files of the package give, and these files."""
     found: dict[str, list[str]] = defaultdict(list)
     for path in sorted(SRC.rglob("*.py")):
-        if path.is_relative_to(SRC / "apps"):
-            continue
         for name in kind(ast.parse(path.read_text(encoding="utf-8"))):
             found[name].append(str(path.relative_to(SRC)))
     assert len(found) > 500

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no n
 
 def test_every_kernel_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "CACHE_REPEATS", 3)
-    monkeypatch.setattr(kernels, "MEMORY_BYTES", 1 << 18)
+    monkeypatch.setattr(kernels, "COPIED_BYTES", 1 << 18)
     found = measure_kernels()
     assert [it.name for it in found.found] == [*KERNELS]
     for it in found.found:

@@ -24,7 +24,7 @@ CACHED_INPUTS = 1024
 """Inputs of the matrix with 32 outputs whose cycles are counted: some 20 to 35 KB."""
 CACHE_REPEATS = 3000
 """Runs of which the quickest counts."""
-MEMORY_BYTES = 192 << 20
+COPIED_BYTES = 192 << 20
 """Size of the matrix that is read from memory, beyond most third caches."""
 MEMORY_INPUTS = 2048
 WEIGHTS_COUNTED = 256
@@ -138,14 +138,14 @@ def measure_kernels(memory: bool = True) -> Kernels:
         bound = {n: products(bits, table, n) for n in KERNEL_ROWS}
         stored = small.bytes * 8 / (32 * CACHED_INPUTS)
         found.append(KernelTime(name, stored, bound, cycles, from_memory(form, bits, table) if memory else {}))
-    read = read_speed(MEMORY_BYTES, torch.device("cpu")) / 1e9
+    read = read_speed(COPIED_BYTES, torch.device("cpu")) / 1e9
     return Kernels(unit().name, read, threads, found)
 
 
 def from_memory(form: ScaleForm, bits: int, table: int) -> dict[int, float]:
     """GB of weights a second by rows: the best of some products with a matrix that no cache holds."""
     block = random_matrix(form, bits, table, 32, MEMORY_INPUTS)
-    copies = max(1, MEMORY_BYTES // block.weight.nbytes)
+    copies = max(1, COPIED_BYTES // block.weight.nbytes)
     weight = block.weight.repeat(copies, 1)
     c = type(block.c).from_buffer_copy(block.c)
     c.weight, c.outputs = weight.data_ptr(), 32 * copies

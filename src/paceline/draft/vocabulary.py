@@ -33,7 +33,7 @@ COMPARED_EVERY = 512
 """Tokens from one comparison to the next."""
 MIN_GAIN = 0.005
 """Share of the latest tokens that another vocabulary must have in addition."""
-SIZES = {"": 1, "K": 1024}
+UNIT_TOKENS = {"": 1, "K": 1024}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +65,8 @@ def wish_of(value: str | int) -> VocabularyWish:
 
 def number(text: str) -> int:
     text = text.strip().upper()
-    unit = text[-1:] if text[-1:] in SIZES else ""
-    return int(text.removesuffix(unit)) * SIZES[unit]
+    unit = text[-1:] if text[-1:] in UNIT_TOKENS else ""
+    return int(text.removesuffix(unit)) * UNIT_TOKENS[unit]
 
 
 class DraftVocabulary:

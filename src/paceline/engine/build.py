@@ -23,14 +23,16 @@ from paceline.draft.vocabulary import DraftVocabulary, vocabulary_of, wish_of
 from paceline.engine.adapters import Adapters, adapters_of
 from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
+from paceline.engine.experts import check_experts, spread
 from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.text import Text
 from paceline.model.catalogue import CATALOGUE, recommended
-from paceline.model.checkpoint import read_config, resolve
+from paceline.model.checkpoint import DTYPES, read_config, resolve
 from paceline.model.decoder import Decoder
 from paceline.model.footprint import Footprint
+from paceline.model.linear import unfused
 from paceline.model.load import load_model, measure, packing_of
 from paceline.model.opened import opened_once
 from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
@@ -135,12 +137,19 @@ def drafter_of(options: Options) -> "tuple[str, UserFn | None]":
 def target(options: Options, pair: Pair) -> tuple[Text, Decoder]:
     text = Text(pair.model, options.chat_template)
     text.defaults = {**recommended(paths(options)[0]), **text.defaults}
-    model = load_model(pair.model, **form_of(options, options.quantize), max_len=options.max_model_len)
+    model = loaded(options, pair.model)
     if pair.draft is not None and pair.kind not in (DRAFT, FOREIGN) and model.device.type != "cpu":
         raise RefusalError(
             f"The head {pair.draft} drafts on a CPU only, but device is {options.device!r}; leave it out."
         )
     return text, model
+
+
+def loaded(options: Options, path: Path) -> Decoder:
+    """The target, in this process or with its experts in several."""
+    if options.expert_parallel == 1:
+        return load_model(path, **form_of(options, options.quantize), max_len=options.max_model_len)
+    return spread(options, path)
 
 
 def drafting(options: Options, pair: Pair, model: Decoder, text: Text) -> dict[str, Component]:
@@ -269,9 +278,10 @@ def check_options(options: Options) -> None:
         value = getattr(options, name)
         if value is not None and value < minimum:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
+    check_experts(options)
     policy(options.eviction)
     check_length(options.length, options.drafter)
-    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
+    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)
     check_device(options.device)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)
@@ -393,6 +403,8 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
         at: Path, longest: int | None = None, quantize: str | None = drafts_in(options)
     ) -> "tuple[ModelSpec, Packing]":
         spec = read_config(at, longest)
+        if at == path and options.expert_parallel > 1:
+            return spec, unfused(DTYPES[options.dtype])
         return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
 
     spec, packing = of(path, options.max_model_len, options.quantize)
@@ -408,11 +420,11 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
     rest += lora_bytes(options)
-    longest = spec.max_len
+    longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)
         rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
-    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest)
+    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest, held)
 
 
 def block_size_of(options: Options, pair: "Pair") -> int:

@@ -201,15 +201,26 @@ class Mixture:
     correction: Tensor | None = None
     adapted: "AdaptedRows | None" = None
     """Adapters of the rows, where some were given."""
+    record: Callable[[Tensor], None] | None = None
+    """Is told the experts [T, active] that the rows of a pass use."""
+    loads: int = 0
+    """How often an expert's weights were read, the shared one's not counted."""
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = routes(self.form, self.router(x), self.correction)
-        y = torch.zeros_like(x)
-        for number in sorted(set(chosen.flatten().tolist())):
+        if self.record is not None:
+            self.record(chosen)
+        y, numbers = torch.zeros_like(x), sorted(set(chosen.flatten().tolist()))
+        self.loads += len(numbers)
+        for number in numbers:
             row, rank = (chosen == number).nonzero(as_tuple=True)
             with nullcontext() if self.adapted is None else self.adapted.among(row):
                 part = self.experts[number](x.index_select(0, row))
             y.index_add_(0, row, part.mul_(weights[row, rank, None].to(x.dtype)))
+        return self.add_shared(x, y)
+
+    def add_shared(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add the expert that every row uses, if there is one, to what the chosen ones gave."""
         if self.shared is not None:
             part = self.shared(x)
             y.add_(part if self.shared_gate is None else part.mul_(self.shared_gate(x).sigmoid().to(x.dtype)))

@@ -1,6 +1,7 @@
 """The decoder: one forward pass over flat rows, for every family."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.adapters import AdapterTable
-from paceline.model.blocks import Block, Norm, Rotary
+from paceline.model.blocks import Block, Mixture, Norm, Rotary
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.narrow import taken
@@ -28,6 +29,7 @@ from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
     from paceline.model.native_adapters import NativeAdapters
+    from paceline.model.spread.group import ExpertGroup
 
 FINAL_NORM_TAPS = ("pre_norm", "post_norm")
 """Hidden states before and behind the final norm."""
@@ -75,6 +77,10 @@ class Decoder:
         self.weight_bytes = weights.bytes
         self._lent: list[Tensor] = []
         self.narrowed: NarrowHead | None = None
+        self.before: list[Callable[[Rows], None]] = []
+        """Each is told the rows of a pass before its layers."""
+        self.spread: ExpertGroup | None = None
+        """The processes that hold its experts, where others than this one do."""
         self.drafts = False
         """Has every pass logits of the draft vocabulary alone?"""
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -86,7 +92,9 @@ class Decoder:
         self.rotary_of = [-1 if it is None else ropes.index(it.rope) for it in attends]
 
     def adapt(self) -> "AdapterTable | NativeAdapters":
-        """The table of its adapters, made when first asked for."""
+        """The table of its adapters, made when first asked for. RefusalError where others hold its experts."""
+        if self.spread is not None:
+            raise RefusalError("Adapters and expert_parallel cannot be combined; leave one of them out.")
         if self.adapters is None:
             self.adapters = AdapterTable(self.spec, self.weights.blocks, self.device, self.compute)
         return self.adapters
@@ -166,6 +174,8 @@ class Decoder:
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
         if isinstance(self.adapters, AdapterTable):
             self.adapters.rows.begin(rows)
+        for told in self.before:
+            told(rows)
         self.attend.prepare(rows)
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]
@@ -260,6 +270,11 @@ class Decoder:
 
     def no_logits(self) -> Tensor:
         return torch.empty(0, self.spec.vocab, dtype=self.exact, device=self.device)
+
+    @property
+    def expert_loads(self) -> int:
+        """How often the weights of an expert of a mixture were read: once a pass for all rows that it has."""
+        return sum(block.ffn.loads for block in self.weights.blocks if isinstance(block.ffn, Mixture))
 
     def describe(self) -> str:
         words = "" if self.narrowed is None else f", {len(self.narrowed.words):,} tokens of a draft"

@@ -40,7 +40,12 @@ class Loader:
         device: torch.device,
         vocabulary: tuple[int, int] | None = None,
         keep: store.Straight | None = None,
+        held: Callable[[int], list[int]] | None = None,
+        whole: bool = True,
     ) -> None:
+        """`held`: the experts of a layer that this process holds, where others hold the rest; `whole`: with the shared
+        expert."""
+        self.held, self.shared = held, whole
         self.keep = keep or store.Straight()
         vocab, known = vocabulary or (spec.vocab, spec.vocab)
         self.known = None if vocab == spec.vocab else known
@@ -296,6 +301,7 @@ class Loader:
         if not isinstance(form, Experts):
             return self.dense(at, names.gate_up, names.down, form.width)
         inner = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
+        shared = form.shared and self.shared
         if names.correction and form.corrected:
             name = at + names.correction
             shape = (1, form.count) if len(self.tensors.shape(name)) == 2 else (form.count,)  # ernie has it in a row
@@ -303,10 +309,19 @@ class Loader:
         return Mixture(
             form,
             self.wide(at + names.router, form.count, form.router_bias),
-            [self.expert(at, number, form.width) for number in range(form.count)],
-            self.dense(at + names.shared, *inner, form.shared) if form.shared else None,
-            self.wide(at + names.shared_gate, 1, False) if form.shared and form.shared_gated else None,
+            [self.expert(at, number, form.width) for number in (self.held or (lambda _: range(form.count)))(index)],
+            self.dense(at + names.shared, *inner, form.shared) if shared else None,
+            self.wide(at + names.shared_gate, 1, False) if shared and form.shared_gated else None,
             correction if form.corrected else None,
+        )
+
+    def elsewhere(self, name: str) -> bool:
+        """Is this tensor one of the experts that other processes hold?"""
+        first = self.names.expert.split("{")[0]
+        return self.held is not None and any(
+            name.startswith(self.names.layer.format(index) + first)
+            for index, layer in enumerate(self.spec.layers)
+            if isinstance(layer.feed, Experts)
         )
 
     def expert(self, at: str, number: int, width: int) -> FeedForward:

@@ -41,8 +41,8 @@ struct Worker : Mixtures {
     i64 groups = scaled(l.qkv, l.value);
     if (m.parallel) groups = std::max(groups, scaled(l.gate_up));
     norm_rows(x, l.attention_norm, p.rows, nullptr, nullptr, groups);
-    lower(index, QKV, b.normed);
-    if (l.value.weight) lower(index, VALUE, b.normed);
+    lower(index, QKV, b.normed, true);
+    if (l.value.weight) lower(index, VALUE, b.normed, false);
     done(NORM);
     attended(index, l);
   }
@@ -70,9 +70,9 @@ struct Worker : Mixtures {
     }
     if (m.int8) {
       pack_rows(b.wide, m.heads * m.head_dim, b.mixed, scaled(l.out));
-      lower(index, OUT, b.mixed);
+      lower(index, OUT, b.mixed, true);
       done(NORM);
-    } else if (lower(index, OUT, b.mixed)) done(LINEAR);
+    } else if (lower(index, OUT, b.mixed, false)) done(LINEAR);
     with(index, OUT);
     contribute(l.out, b.mixed, l.attention_post);
   }
@@ -81,9 +81,9 @@ struct Worker : Mixtures {
     const i64 rows = p.rows;
     if (!normed) {
       norm_rows(b.x, m.parallel ? l.attention_norm : l.ffn_norm, rows, nullptr, nullptr, scaled(l.gate_up));
-      lower(index, GATE_UP, b.normed);
+      lower(index, GATE_UP, b.normed, true);
       done(NORM);
-    } else if (lower(index, GATE_UP, b.normed)) done(LINEAR);
+    } else if (lower(index, GATE_UP, b.normed, false)) done(LINEAR);
     const bool int8 = m.int8, floats = m.fused();  // copies, so that the loops below keep them in registers
     const i64 width = l.down.in, how = m.activation;
     const Activations a = b.gated;
@@ -105,9 +105,9 @@ struct Worker : Mixtures {
     done(LINEAR);
     if (int8) {
       pack_rows(y, width, a, scaled(l.down));
-      lower(index, DOWN, a);
+      lower(index, DOWN, a, true);
       done(NORM);
-    } else if (lower(index, DOWN, a)) done(LINEAR);
+    } else if (lower(index, DOWN, a, false)) done(LINEAR);
     with(index, DOWN);
     contribute(l.down, b.gated, l.ffn_post);
   }

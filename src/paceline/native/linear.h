@@ -102,15 +102,22 @@ struct Linears : Thread {
   using Thread::Thread;
   i64 delta = -1;  // which delta of a row's adapter the next product adds; -1: none
 
-  // Low-rank products of the thread's own rows, as far as they have an adapter; does any row of the pass?
-  bool lower(i64 layer, Matrix which, const Activations& a) {
+  // Low-rank products of the thread's own rows, as far as they have an adapter; does any row of the pass? Of few rows every
+  // thread does a part of each row's, and fresh says that its rows have just been written by the thread that owns them
+  bool lower(i64 layer, Matrix which, const Activations& a, bool fresh) {
     if (b.deltas.empty()) return false;
-    i64 first, last;
-    share(p.rows, first, last);
+    const bool parted = p.rows < 2 * all;
+    if (parted && fresh) meet();
+    i64 first = 0, last = p.rows;
+    if (!parted) share(p.rows, first, last);
     for (i64 row = first; row < last; row++) {
       if (!b.deltas[row]) continue;
       const Delta& d = b.deltas[row][layer * MATRICES + which];
-      if (d.down) lower_row(m, d, a.data + row * a.stride, m.int8 ? a.scale + row * std::max<i64>(1, a.groups) : nullptr, b.low[which % 2] + row * m.rank);
+      if (!d.down) continue;
+      i64 from = 0, to = up(d.rank, 8) / 8;
+      if (parted) share(to, from, to);
+      const float* scale = m.int8 ? a.scale + row * std::max<i64>(1, a.groups) : nullptr;
+      lower_row(m, d, a.data + row * a.stride, scale, b.low[which % 2] + row * m.rank, from * 8, std::min<i64>(to * 8, d.rank));
     }
     return true;
   }

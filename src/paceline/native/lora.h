@@ -20,17 +20,17 @@ static inline bf16 nearest(float x) {
   return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
 }
 
-// The low rank's numbers of one row, which lies as it is multiplied: bfloat16, float32 or int8. scale: of int8, of each group
-// where weights lie in groups
-static void lower_row(const Model& m, const Delta& d, const uint8_t* x, const float* scale, bf16* low) {
+// The low rank's numbers first to last - 1 of one row, which lies as it is multiplied: bfloat16, float32 or int8. scale: of
+// int8, of each group where weights lie in groups. first: a multiple of 8
+static void lower_row(const Model& m, const Delta& d, const uint8_t* x, const float* scale, bf16* low, i64 first, i64 last) {
   const bool flipped = m.int8 && !(NARROW || m.tiles() || m.grouped());  // int8 as unsigned numbers
   const __m128i offset = _mm_set1_epi8(flipped ? -128 : 0);
   auto numbers = [&](i64 k) {
     if (m.int8) return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_xor_si128(_mm_loadu_si128((const __m128i*)(x + k)), offset)));
     return m.fused() ? _mm512_loadu_ps((const float*)x + k) : wide16((const bf16*)x + k);
   };
-  for (i64 r = 0; r < d.rank; r += 8) {
-    const i64 some = std::min<i64>(8, d.rank - r);
+  for (i64 r = first; r < last; r += 8) {
+    const i64 some = std::min<i64>(8, last - r);
     __m512 sum[8];
     for (__m512& one : sum) one = _mm512_setzero_ps();
     for (i64 k = 0; k < d.in; k += 32) {

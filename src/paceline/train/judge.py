@@ -30,7 +30,7 @@ from paceline.train.objective import forward_kl
 from paceline.train.student import loaded, write
 from paceline.train.target import TrainingTarget
 
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+WRITTEN_NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 JUDGE_BATCH_LABELS = 64
 """Labels of a batch."""
 
@@ -63,7 +63,7 @@ class Label:
 def final(text: str) -> str | None:
     """The final answer: the number behind ####, else the last number; None: it has none."""
     tail = text.rsplit("####", 1)[1] if "####" in text else text
-    found = NUMBER.findall(tail)
+    found = WRITTEN_NUMBER.findall(tail)
     number = (found[0] if "####" in text else found[-1]) if found else None
     return None if number is None else number.replace(",", "").rstrip(".")
 
@@ -151,7 +151,7 @@ class JudgeMethod(Method):
         divergence = float(forward_kl(p.log_softmax(-1), logits[place - 1].log_softmax(-1)))
         return place, token, Label(hidden[place].clone(), False, int((p > p[token]).sum()), divergence)
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         known = self.labels[self.split :]
         names = torch.randint(len(known), (min(JUDGE_BATCH_LABELS, len(known)),)).tolist()
         hidden = torch.stack([known[i].hidden for i in names])

@@ -11,7 +11,7 @@ pytest.importorskip("httpx2", reason="the extra apps is not installed")
 
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.prophetfuzz.assemble import INPUT, FuzzCommand, FuzzPlan, distinct
-from paceline.apps.prophetfuzz.campaign import PLANTED, Budget, FuzzComparison, build, default_plan, fuzz, missing
+from paceline.apps.prophetfuzz.campaign import PLANTED, FuzzBudget, FuzzComparison, build, default_plan, fuzz, missing
 from paceline.apps.prophetfuzz.show import campaign as page
 
 pytestmark = [
@@ -51,7 +51,7 @@ def test_ten_bugs_are_planted_each_behind_its_options(target: bytes, tmp_path: P
 
 def test_a_bug_is_found_under_its_options_with_a_reproducer(target: bytes, tmp_path: Path) -> None:
     both = FuzzPlan("inkpress", (*plan("-g").commands, *plan("-g -p").commands), distinct({"seed": b"11"}))
-    result = asyncio.run(fuzz(both, target, Budget(seconds=6, slice_s=2, persistent=True)))
+    result = asyncio.run(fuzz(both, target, FuzzBudget(seconds=6, slice_s=2, persistent=True)))
     [crash] = result.crashes
     assert crash.frames[0] == "planted_3" and crash.kind == "stack-buffer-overflow"
     assert crash.command.args == ("-g", "-p", "@@") and crash.input[1] > ord("4")
@@ -62,7 +62,7 @@ def test_a_bug_is_found_under_its_options_with_a_reproducer(target: bytes, tmp_p
 
 def test_seeds_that_crash_are_found_at_once_and_bad_commands_are_said_to_fail(target: bytes) -> None:
     several = FuzzPlan("inkpress", (*plan("-r -i").commands, *plan("-r -m").commands), distinct({"seed": b"P5"}))
-    result = asyncio.run(fuzz(several, target, Budget(seconds=3, slice_s=1, persistent=True)))
+    result = asyncio.run(fuzz(several, target, FuzzBudget(seconds=3, slice_s=1, persistent=True)))
     assert [c.frames[0] for c in result.crashes] == ["planted_1"]
     assert result.rows[0]["state"].startswith("failed") and result.rows[1]["state"] == "runs"
 
@@ -70,7 +70,7 @@ def test_seeds_that_crash_are_found_at_once_and_bad_commands_are_said_to_fail(ta
 def test_comparison_counts_bugs_of_each_strategy(target: bytes) -> None:
     done = FuzzComparison()
     plans = {"no options": [default_plan("inkpress")], "predicted": [plan("-z -l 1", b"abc")]}
-    asyncio.run(done.run(plans, target, Budget(seconds=2, slice_s=1, persistent=True), lambda: None))
+    asyncio.run(done.run(plans, target, FuzzBudget(seconds=2, slice_s=1, persistent=True), lambda: None))
     assert [(r["strategy"], r["found"], r["ever"]) for r in done.rows()] == [
         ("no options", [0], []), ("predicted", [1], ["planted_4"])
     ]  # fmt: skip
@@ -85,11 +85,11 @@ def test_a_target_that_runs_wild_is_held_by_the_sandbox(body: str, limit: str, t
     source = tmp_path / "wild.c"
     source.write_text(f"#include <stdio.h>\n#include <unistd.h>\nint main(void) {{ {body} return 0; }}\n")
     wild = asyncio.run(build(source))
-    result = asyncio.run(fuzz(plan("-x"), wild, Budget(seconds=3, slice_s=1, disk_mb=16)))
+    result = asyncio.run(fuzz(plan("-x"), wild, FuzzBudget(seconds=3, slice_s=1, disk_mb=16)))
     assert result.limit == limit and result.seconds < 60
 
 
 def test_a_program_without_instrumentation_is_fuzzed_blindly() -> None:
     commands = FuzzPlan("gzip", plan("-c").commands, distinct({"seed": b"x"}))
-    result = asyncio.run(fuzz(commands, Path("/bin/gzip"), Budget(seconds=4, slice_s=2, blind=True)))
+    result = asyncio.run(fuzz(commands, Path("/bin/gzip"), FuzzBudget(seconds=4, slice_s=2, blind=True)))
     assert result.rows[0]["state"] == "runs" and result.execs > 0 and result.crashes == ()

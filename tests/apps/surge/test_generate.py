@@ -11,7 +11,7 @@ from paceline.apps.surge.generate import generate
 from paceline.apps.surge.generate.draft import Draft
 from paceline.apps.surge.generate.make import checked, drafts, templates
 from paceline.apps.surge.generate.tree import SURGE_TREE_STYLES, Maker, render
-from paceline.apps.surge.items import KINDS, SurgeItem
+from paceline.apps.surge.items import SURGE_KINDS, SurgeItem
 from paceline.apps.surge.scorers import SCORERS
 from paceline.apps.surge.toolchains import LANGUAGES, PYTHON
 
@@ -43,7 +43,7 @@ async def test_a_program_prints_the_same_in_every_language(name: str) -> None:
     assert trimmed(outcome.text).split() == interpreted(render(nodes, "Python"))[0].split()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SURGE_KINDS)
 def test_each_kind_draws_by_its_seed_alone(kind: str) -> None:
     if not templates(kind):
         pytest.skip(f"no language of {kind} is installed")
@@ -67,7 +67,7 @@ async def test_truths_are_what_running_prints() -> None:
 @boxed
 @pytest.mark.full
 async def test_items_of_all_kinds() -> None:
-    items, refused = await generate(tuple(KINDS), 18, seed=1)
+    items, refused = await generate(tuple(SURGE_KINDS), 18, seed=1)
     assert not [row for row in refused if "no language" not in row.why]
     for item in items:
         assert SCORERS[item.rule](item.truth, item.truth) == 1.0

@@ -16,7 +16,7 @@ from paceline.apps.tsci.command import app
 from paceline.apps.tsci.generate import retail
 from paceline.apps.tsci.invented import honest, invented
 from paceline.apps.tsci.models import LIBRARY, Failed
-from paceline.apps.tsci.pipeline import Forecast, TsciPipeline, TsciPlan
+from paceline.apps.tsci.pipeline import SeriesForecast, TsciPipeline, TsciPlan
 from paceline.apps.tsci.series import Leak, Window, windows
 from paceline.apps.tsci.study import OURS, TSCI_ALONE, TSCI_COLUMNS, scored, study
 from tests.apps.scripted import Script, scripted
@@ -50,7 +50,7 @@ def sensible(body: dict[str, Any]) -> str:
     return json.dumps(answers.get(name, {}))
 
 
-async def made(script: Script, window: Window, plan: TsciPlan = PLAN) -> tuple[Forecast, list[dict[str, Any]]]:
+async def made(script: Script, window: Window, plan: TsciPlan = PLAN) -> tuple[SeriesForecast, list[dict[str, Any]]]:
     with scripted(script) as (url, bodies):
         async with AppClient(url) as client, Dag(workers=1) as dag:
             return await TsciPipeline(dag, client, plan).start("retail", 0, window.history, 24), bodies

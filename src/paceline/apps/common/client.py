@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 
 from .tape import Tape
-from .usage import Tally, Usage
+from .usage import Usage, UsageTally
 
 BUSY = frozenset({429, 503})
 ATTEMPTS = 4
@@ -80,7 +80,7 @@ class AppClient:
     concurrency: int = 16
     timeout_s: float = 600.0
     tape: Tape | None = None
-    tally: Tally = field(default_factory=Tally)
+    tally: UsageTally = field(default_factory=UsageTally)
     native: bool = False
     _http: httpx2.AsyncClient | None = None
     _slots: asyncio.Semaphore | None = None

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-TYPES: dict[str, tuple[type, ...]] = {
+JSON_TYPES: dict[str, tuple[type, ...]] = {
     "object": (dict,), "array": (list,), "string": (str,), "boolean": (bool,), "null": (type(None),),
     "integer": (int,), "number": (int, float),
 }  # fmt: skip
@@ -19,12 +19,23 @@ BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "pattern": lambda value, bound: re.search(bound, value) is not None,
 }
 SIZED = {"minimum": (int, float), "maximum": (int, float), "minItems": (list,), "maxItems": (list,)}
-KNOWN = {"type", "enum", "const", "anyOf", "properties", "required", "additionalProperties", "items", "title", *BOUNDS}
+KEYWORDS = {
+    "type",
+    "enum",
+    "const",
+    "anyOf",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "title",
+    *BOUNDS,
+}
 
 
 def problem(value: Any, schema: Mapping[str, Any], where: str = "the answer") -> str | None:
     """What is wrong with a value, in words; None where it fits. Raises ValueError for a schema with other words."""
-    if unknown := set(schema) - KNOWN:
+    if unknown := set(schema) - KEYWORDS:
         raise ValueError(f"This check does not know the schema's word {sorted(unknown)[0]!r}.")
     if "anyOf" in schema:
         found = [problem(value, each, where) for each in schema["anyOf"]]
@@ -34,7 +45,9 @@ def problem(value: Any, schema: Mapping[str, Any], where: str = "the answer") ->
     if "enum" in schema and not any(same(value, each) for each in schema["enum"]):
         return f"{where} is {str(value)[:40]!r}, which is none of {', '.join(map(str, schema['enum']))}"
     kind = schema.get("type")
-    if kind is not None and (not isinstance(value, TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")):
+    if kind is not None and (
+        not isinstance(value, JSON_TYPES[kind]) or (isinstance(value, bool) and kind != "boolean")
+    ):
         return f"{where} is no {kind}"
     for name, holds in BOUNDS.items():
         if name in schema and isinstance(value, SIZED.get(name, (str,))) and not holds(value, schema[name]):

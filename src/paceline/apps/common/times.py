@@ -13,14 +13,14 @@ from datetime import UTC, date, datetime, timedelta
 from itertools import pairwise
 from typing import Literal
 
-TIMES = frozenset(
+TIME_COLUMNS = frozenset(
     {
         "datetime", "date", "time", "timestamp", "ds", "day", "month", "year", "period", "index", "step", "t",
     }
 )  # fmt: skip
 """Headers of columns that hold times."""
 SLASHED = re.compile(r"^(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?:[ T,]+(.+))?$")
-NUMBER = re.compile(r"^[+-]?\d+(\.\d+)?$")
+PLAIN_NUMBER = re.compile(r"^[+-]?\d+(\.\d+)?$")
 FORMATS = (
     "%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y.%m.%d", "%Y.%m.%d %H:%M", "%Y.%m.%d %H:%M:%S", "%Y-%m",
     "%Y/%m", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%b %Y",
@@ -37,7 +37,7 @@ class TimeError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
+class ParsedTimes:
     """Rows in order of time. `step` is the usual distance in `unit` ("" where the column holds no times); `missing`
     says how many steps lack before each row but the first."""
 
@@ -48,15 +48,15 @@ class Times:
     notes: tuple[str, ...] = ()
 
 
-def ordered(texts: Sequence[str], place: str, named: bool = True) -> Times:
+def ordered(texts: Sequence[str], place: str, named: bool = True) -> ParsedTimes:
     """Raises TimeError for times that cannot be read, can be read two ways, or come twice. `named`: the column's header
     says that it holds times; without that a column of other texts is taken as none."""
     cleaned = [text.strip() for text in texts]
     plain = tuple(range(len(cleaned)))
-    if all(NUMBER.match(text) for text in cleaned) and not dated(cleaned):
+    if all(PLAIN_NUMBER.match(text) for text in cleaned) and not dated(cleaned):
         return numbers([float(text) for text in cleaned], place, named)
     if not named and not any(known(text) for text in cleaned):
-        return Times(plain)
+        return ParsedTimes(plain)
     found = parsed(cleaned, place)
     order = tuple(sorted(plain, key=lambda at: found[at]))
     inside = [found[at] for at in order]
@@ -71,7 +71,7 @@ def ordered(texts: Sequence[str], place: str, named: bool = True) -> Times:
         )
     elif not unit:
         notes.append(f"{place}: the times are not at equal distances; they are taken as if they were.")
-    return Times(order, unit, step, missing, tuple(notes))
+    return ParsedTimes(order, unit, step, missing, tuple(notes))
 
 
 def dated(texts: Sequence[str]) -> bool:
@@ -81,17 +81,17 @@ def dated(texts: Sequence[str]) -> bool:
     )
 
 
-def numbers(values: Sequence[float], place: str, named: bool) -> Times:
+def numbers(values: Sequence[float], place: str, named: bool) -> ParsedTimes:
     """Steps or seconds as numbers: put in order where the column is one of times."""
     plain = tuple(range(len(values)))
     falling = all(a > b for a, b in pairwise(values))
     if not named and not falling and not all(a < b for a, b in pairwise(values)):
-        return Times(plain)
+        return ParsedTimes(plain)
     order = tuple(sorted(plain, key=lambda at: values[at]))
     inside = [values[at] for at in order]
     twice(inside, [f"{value:g}" for value in inside], place)
     note = () if order == plain else (f"{place}: the rows were put in order of time.",)
-    return Times(order, "", 0.0, (), note)
+    return ParsedTimes(order, "", 0.0, (), note)
 
 
 def twice(inside: Sequence[object], texts: Sequence[str], place: str) -> None:

@@ -47,7 +47,7 @@ class Usage:
 
 
 @dataclass(slots=True)
-class Tally:
+class UsageTally:
     """Usage over many calls, with their outcomes and deadlines. `seconds` adds up what each call took, so calls that
     ran side by side count each; `wall` is the caller's to set."""
 

@@ -113,7 +113,7 @@ async def build(source: Path) -> bytes:
 
 
 @dataclass(frozen=True, slots=True)
-class Budget:
+class FuzzBudget:
     """Time and space of a campaign. `blind` is for targets without instrumentation: no coverage guides the fuzzer."""
 
     seconds: float = 60.0
@@ -167,7 +167,7 @@ async def dry(plan: FuzzPlan, target: bytes | Path) -> tuple[FuzzPlan, dict[Fuzz
     return replace(plan, commands=tuple(c for c in plan.commands if c not in dropped)), dropped
 
 
-async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: Budget) -> FuzzResult:
+async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: FuzzBudget) -> FuzzResult:
     """Run the plan's commands on a target, by turns. Raises FuzzError."""
     if why := missing():
         raise FuzzError(why)
@@ -230,7 +230,7 @@ class FuzzComparison:
     found: dict[str, list[frozenset[str]]] = field(default_factory=dict)
     rates: dict[str, list[float]] = field(default_factory=dict)
 
-    async def run(self, plans: Mapping[str, Sequence[FuzzPlan]], target: bytes, budget: Budget, step: Any) -> None:
+    async def run(self, plans: Mapping[str, Sequence[FuzzPlan]], target: bytes, budget: FuzzBudget, step: Any) -> None:
         """Give each plan of each strategy the same time; strategies by turns, so that a busy machine hurts all
         alike."""
         for number in range(max(len(p) for p in plans.values())):

@@ -22,7 +22,7 @@ from .assemble import Assembled, FuzzCommand, FuzzPlan, assemble
 from .campaign import (
     PLANTED,
     PLANTED_PAGE,
-    Budget,
+    FuzzBudget,
     FuzzComparison,
     FuzzError,
     build,
@@ -138,7 +138,7 @@ def fuzz_(
         given, dropped = asyncio.run(dry(given, Path(path)))
         if not given.commands:
             raise UsageError(f"{given.program} refuses every command of the plan; predict others.")
-        result = asyncio.run(fuzz(given, Path(path), Budget(seconds, slice_, seed, blind)))
+        result = asyncio.run(fuzz(given, Path(path), FuzzBudget(seconds, slice_, seed, blind)))
         page = pages.campaign(given.program, result, out, dropped).write(out, "campaign")
         crashes = [
             {"hash": c.hash, "kind": c.kind, "frames": c.frames, "command": c.command.text(given.program)}
@@ -169,7 +169,7 @@ def compare(
     time."""
     with mended():
         manual = replace(read_page(PLANTED_PAGE), program="inkpress")
-        budget = Budget(seconds, slice_, persistent=True)
+        budget = FuzzBudget(seconds, slice_, persistent=True)
 
         async def go() -> tuple[FuzzPredicted, FuzzComparison, FuzzPlan, dict[FuzzCommand, str]]:
             target = await build(PLANTED)

@@ -14,7 +14,7 @@ from ..common.times import ordered
 Floats = NDArray[np.float64]
 
 QUANT_COLUMNS = ("open", "high", "low", "close")
-TIMES = ("datetime", "date", "time", "timestamp")
+BAR_TIME_COLUMNS = ("datetime", "date", "time", "timestamp")
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
     missing = [name for name in QUANT_COLUMNS if name not in names]
     if missing:
         raise ValueError(f"{place} has no column {missing[0]}; expected are {', '.join(QUANT_COLUMNS)}.")
-    when = next((names[name] for name in TIMES if name in names), None)
+    when = next((names[name] for name in BAR_TIME_COLUMNS if name in names), None)
     time = tuple(row[when] if when else str(index) for index, row in enumerate(rows))
     if when is not None:
         order = ordered(time, f"{place}, column {when}").order

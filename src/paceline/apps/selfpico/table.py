@@ -27,7 +27,7 @@ from .predict import Hole
 PICO_TABLE_BOX = Path(__file__).parent / "box"
 SHIPPED = Path(__file__).parent / "table.json"
 SMOOTH = 0.5
-TYPES: TypeAdapter[list[tuple[int, str, int]]] = TypeAdapter(list[tuple[int, str, int]])
+VALUE_ROWS: TypeAdapter[list[tuple[int, str, int]]] = TypeAdapter(list[tuple[int, str, int]])
 RECORD_LIMITS = AppLimits(wall_s=300, cpu_s=120, memory_mb=1024, processes=64, disk_mb=64)
 
 
@@ -142,7 +142,7 @@ async def record(subject: Subject, table: Table) -> int:
 def types_in(files: Mapping[str, bytes]) -> Iterator[tuple[int, str, int]]:
     for name, data in files.items():
         if name.startswith("types-") and data:
-            yield from read_said(TYPES, data) or ()
+            yield from read_said(VALUE_ROWS, data) or ()
 
 
 def accuracy(table: Table, held_out: Iterable[tuple[str, str, str, str]]) -> float:

@@ -14,10 +14,10 @@ from ..common.sandbox import SandboxError
 from ..common.usage import mostly_stand_ins
 from ..common.usage import told as of_answers
 from .ask import SURGE_STYLES, SurgeRecord, evaluate
-from .items import KINDS, SurgeItem, read, write
+from .items import SURGE_KINDS, SurgeItem, read, write
 from .report import one_model, scaling
 from .table import summary, unsure
-from .tool import Said, output
+from .tool import ProgramOutput, output
 
 app = typer.Typer(
     help="Predict what programs print, and score it by running them. run and predict ask a server (--url).",
@@ -46,7 +46,7 @@ def told(work: Any) -> Any:
 def generate(
     out: Annotated[Path, typer.Argument(help="The file of items to write, JSON lines.")],
     count: Annotated[int, typer.Option("--count", min=1, help="Items of each kind.")] = 20,
-    kinds: Annotated[str, typer.Option("--kinds", help="Which, by commas.")] = ",".join(KINDS),
+    kinds: Annotated[str, typer.Option("--kinds", help="Which, by commas.")] = ",".join(SURGE_KINDS),
     seed: Annotated[int, typer.Option("--seed", help="Another seed, other items.")] = 0,
     json: AsJson = False,
 ) -> None:
@@ -67,8 +67,8 @@ def made(count: int, seed: int) -> list[SurgeItem]:
 
     if not count:
         return []
-    with AppBar("running", count * len(KINDS)) as bar:
-        items, _ = told(make(list(KINDS), count, seed, step=bar.step))
+    with AppBar("running", count * len(SURGE_KINDS)) as bar:
+        items, _ = told(make(list(SURGE_KINDS), count, seed, step=bar.step))
         return list(items)
 
 
@@ -160,7 +160,7 @@ def scale(
 
 async def predicted(
     asked: AppAsked, files: dict[str, str], command: str, sure: float, style: str, s: AppSettings
-) -> tuple[Said, dict[str, Any]]:
+) -> tuple[ProgramOutput, dict[str, Any]]:
     """The output, and what it cost."""
     async with asked.client() as client:
         return await output(client, files, command, sure, style, s), client.tally.as_dict()

@@ -3,7 +3,7 @@
 import re
 
 SURGE_HEADING = re.compile(r"^\W{0,4}(?:final\s+)?output\W{0,4}:\*{0,2}[ \t]*", re.IGNORECASE | re.MULTILINE)
-FENCE = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
+FENCED_BLOCK = re.compile(r"```[^\n`]*\n(.*?)(?:\n?```|\Z)", re.DOTALL)
 INLINE = re.compile(r"\A`([^`\n]+)`[.\s]*\Z")
 
 
@@ -11,7 +11,7 @@ def answer(reply: str) -> str:
     """What stands behind the last heading "Output:", in the first fence there if there is one; else all of it."""
     headings = list(SURGE_HEADING.finditer(reply))
     text = reply[headings[-1].end() :] if headings else reply
-    fenced = FENCE.search(text)
+    fenced = FENCED_BLOCK.search(text)
     if fenced:
         return trimmed(fenced.group(1))
     inline = INLINE.match(text.strip())

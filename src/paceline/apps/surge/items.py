@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-KINDS = {
+SURGE_KINDS = {
     "ML": "small programs in many languages",
     "CL": "competition tasks",
     "RL": "repositories of several files",
@@ -18,7 +18,7 @@ KINDS = {
 }
 SURGE_RULES = ("exact", "similar", "numbers", "ranking", "tokens", "errors")
 NUMERIC = ("gd_", "rk_", "qr_", "lu_", "power_method_", "heat_eq_", "euler_", "fft_", "mc_", "matrix_inv")
-BY_NUMBER = dict(enumerate(KINDS, start=1))
+BY_NUMBER = dict(enumerate(SURGE_KINDS, start=1))
 
 
 @dataclass(frozen=True)
@@ -77,9 +77,10 @@ def _item(line: str, place: str) -> SurgeItem:
         item = SurgeItem(**record)
     except TypeError as error:
         raise ValueError(f"{place} is not an item ({error}).") from None
-    if item.kind not in KINDS or item.rule not in SURGE_RULES:
+    if item.kind not in SURGE_KINDS or item.rule not in SURGE_RULES:
         raise ValueError(
-            f"{place} has kind {item.kind} and rule {item.rule}; expected are {', '.join(KINDS)} and {SURGE_RULES}."
+            f"{place} has kind {item.kind} and rule {item.rule}; "
+            f"expected are {', '.join(SURGE_KINDS)} and {SURGE_RULES}."
         )
     return item
 

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..common.report import Report
-from .items import KINDS
+from .items import SURGE_KINDS
 from .table import line
 
 
@@ -25,7 +25,7 @@ def one_model(result: Mapping[str, Any]) -> Report:
         result["unsure"],
         "Predictions below the threshold of confidence are replaced by running: how many, and how much is right then.",
     )
-    report.text("Kinds", "\n\n".join(f"{name}: {about}" for name, about in KINDS.items()))
+    report.text("Kinds", "\n\n".join(f"{name}: {about}" for name, about in SURGE_KINDS.items()))
     report.facts("The engine's work", usage)
     return report
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from .extract import FENCE, trimmed
+from .extract import FENCED_BLOCK, trimmed
 
 SURGE_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?|[-+]?\b(?:inf|nan)\b", re.IGNORECASE)
 
@@ -104,7 +104,7 @@ def errors(answer: str, truth: str) -> float:
 
 def verdict(text: str) -> dict[str, Any] | None:
     """The JSON object of a reply, fenced or not; None if there is none."""
-    fenced = FENCE.search(text)
+    fenced = FENCED_BLOCK.search(text)
     try:
         found = json.loads(fenced.group(1) if fenced else text)
     except ValueError:

@@ -14,7 +14,7 @@ from .items import SurgeItem, question
 
 
 @dataclass(frozen=True)
-class Said:
+class ProgramOutput:
     """`output` is what was asked for; `source` is "predicted" or "run"; `predicted` is the model's in either case.
 
     `agrees` is known where it was run. `status` is the sandbox's ("ok", "failed", "crashed", "stopped").
@@ -34,17 +34,17 @@ class Said:
 
 async def output(
     client: AppClient, files: Mapping[str, str], command: str, threshold: float, style: str, settings: AppSettings
-) -> Said:
+) -> ProgramOutput:
     """The output of a command over files. Raises SandboxError where it had to be run and no box can be made."""
     item = SurgeItem("asked", "ML", "", question(files, command), "", "exact", files, command)
     predicted, given = await predict(client, item, style, settings)
     sure = given.confidence
     if given.problem is None and sure is not None and sure >= threshold:
-        return Said(predicted, "predicted", predicted, sure)
+        return ProgramOutput(predicted, "predicted", predicted, sure)
     if given.problem is not None:
         why = f"no prediction ({given.problem})"
     else:
         why = "no confidence came" if sure is None else f"confidence {sure:.3f} is below {threshold:g}"
     outcome = await run(job(files, command))
     text = trimmed(outcome.text)
-    return Said(text, "run", predicted, sure, text == predicted, outcome.status, why)
+    return ProgramOutput(text, "run", predicted, sure, text == predicted, outcome.status, why)

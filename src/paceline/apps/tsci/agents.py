@@ -21,7 +21,7 @@ TSCI_SYSTEM = (
 )
 SAFE = "seasonal_naive"
 """Always among the candidates: what is not better than it is of no use."""
-USUAL = ("stl_ets", "theta", "ridge", "n_linear", "seasonal_mean")
+USUAL_METHODS = ("stl_ets", "theta", "ridge", "n_linear", "seasonal_mean")
 """Models that fill the list if the planner named fewer."""
 
 
@@ -136,7 +136,7 @@ async def plan(client: AppClient, data: str, count: int, settings: AppSettings) 
     named = said(given).get("models")
     listed = [str(name) for name in named] if isinstance(named, list) else []
     known = list(dict.fromkeys(name for name in listed if name in LIBRARY))[:count]
-    filled = [*known, *(name for name in USUAL if name not in known)][:count]
+    filled = [*known, *(name for name in USUAL_METHODS if name not in known)][:count]
     models = list(dict.fromkeys([*filled, SAFE]))
     changed = [f"{name} added" for name in models if name not in known]
     return models, told("planner", given, str(said(given).get("reason", "")), changed)

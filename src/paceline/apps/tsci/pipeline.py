@@ -39,7 +39,7 @@ class TsciPlan:
 
 
 @dataclass
-class Forecast:
+class SeriesForecast:
     """The result of one window. All weights sum to one over `members`; `bands` by level in per cent."""
 
     series: str
@@ -99,11 +99,11 @@ class TsciPipeline:
     client: AppClient
     plan: TsciPlan
 
-    def start(self, name: str, start: int, history: Floats, calendar: int) -> Node[Forecast]:
+    def start(self, name: str, start: int, history: Floats, calendar: int) -> Node[SeriesForecast]:
         """The forecast of one window, under way. The history is all that it gets."""
         return self.dag.node(f"{name}@{start}", self.run, name, start, history.copy(), calendar)
 
-    async def run(self, name: str, start: int, history: Floats, calendar: int) -> Forecast:
+    async def run(self, name: str, start: int, history: Floats, calendar: int) -> SeriesForecast:
         """Raises NodeError or ValueError where no forecast can be made; then nothing is made up."""
         began, at = time.monotonic(), f"{name}@{start}"
         facts = await self.dag.work(f"{at} facts", explore, history)
@@ -125,7 +125,7 @@ class TsciPipeline:
         if not best:
             raise ValueError(f"every model failed on {at} when fitted to all of it: {lost[0].why}")
         result = self.combined(best, made, points, splits)
-        return Forecast(
+        return SeriesForecast(
             name, start, facts, curation, outliers, **result, failed=[*failed, *lost],
             told=[curated, planned, weighed, analysed], analysis=analysis, seconds=time.monotonic() - began,
         )  # fmt: skip

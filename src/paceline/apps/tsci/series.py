@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.times import TIMES, Times, ordered
+from ..common.times import TIME_COLUMNS, ParsedTimes, ordered
 
 Floats = NDArray[np.float64]
 
@@ -110,7 +110,7 @@ def read_series(path: Path, column: str | None = None) -> Series:
     if column is not None and column not in header:
         raise ValueError(f"{path} has no column {column}; its columns are {', '.join(header)}.")
     at = header.index(column) if column is not None else len(header) - 1
-    named = [index for index, name in enumerate(header) if name.lower() in TIMES and index != at]
+    named = [index for index, name in enumerate(header) if name.lower() in TIME_COLUMNS and index != at]
     when = named[0] if named else 0 if at != 0 else None
     values = np.array([_number(row, at, f"{path}, row {number}") for number, row in enumerate(rows[1:], start=2)])
     _check(values, f"{path}, column {header[at]}")
@@ -122,7 +122,7 @@ def read_series(path: Path, column: str | None = None) -> Series:
     return placed(name, values, time, read, str(path))
 
 
-def placed(name: str, values: Floats, time: Sequence[str], read: Times, place: str) -> Series:
+def placed(name: str, values: Floats, time: Sequence[str], read: ParsedTimes, place: str) -> Series:
     """The rows in order of time, with missing values where times lack. Raises ValueError where most would lack."""
     lacking = sum(read.missing)
     if lacking > len(values):
@@ -159,7 +159,7 @@ SECONDS = {900.0: 96, 1800.0: 48, 3600.0: 24}
 """Seconds between values, and the season that people's days give them."""
 
 
-def period_of(read: Times) -> int:
+def period_of(read: ParsedTimes) -> int:
     """The season's length that the times suggest: 24 of hourly values, 7 of daily ones, 5 of business days, 12 of
     months, 4 of quarters; 1 if they suggest none."""
     if read.unit == "seconds":

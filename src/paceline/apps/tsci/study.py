@@ -9,7 +9,7 @@ from ..common.client import AppClient, Nobody
 from ..common.dag import Dag, NodeError, gather
 from .clean import interpolate
 from .models.simple import seasonal_naive
-from .pipeline import Forecast, TsciPipeline, TsciPlan
+from .pipeline import SeriesForecast, TsciPipeline, TsciPlan
 from .series import Floats, Series, Window, windows
 
 OURS = "TimeSeriesScientist"
@@ -18,7 +18,7 @@ TSCI_ALONE = "without the model"
 TSCI_COLUMNS = ("seasonal naive", "best single", "mean", TSCI_ALONE, OURS)
 
 
-def scored(window: Window, made: Forecast, alone: Forecast, calendar: int) -> Floats:
+def scored(window: Window, made: SeriesForecast, alone: SeriesForecast, calendar: int) -> Floats:
     """Opens the window's future, scores all forecasts into `made`, and gives the true values."""
     period = made.facts.period if made.facts.period > 1 else calendar
     naive = seasonal_naive(interpolate(window.history), len(window.future), period)
@@ -45,7 +45,7 @@ async def study(
     async with Dag(workers=workers, width=1000) as dag:
         pipelines = [TsciPipeline(dag, asked, plan) for asked in (client, Nobody(native=client.native))]
 
-        async def forecast(task: tuple[Series, Window]) -> tuple[Forecast, Forecast] | NodeError:
+        async def forecast(task: tuple[Series, Window]) -> tuple[SeriesForecast, SeriesForecast] | NodeError:
             one, window = task
             try:
                 ours, alone = [

@@ -26,7 +26,7 @@ TICK_MS = 40
 PAGE = os.sysconf("SC_PAGE_SIZE")
 SOCKET_BYTES = 208 << 10
 """What waits in a socket at most, where the system says nothing else."""
-DEEPEST = 64
+DEEPEST_FOLDER = 64
 """Folders inside one another that are copied out."""
 DEVICES = ("null", "zero", "full", "random", "urandom")
 
@@ -237,7 +237,7 @@ def regular(box: Path) -> Iterator[tuple[Path, str | None, os.stat_result]]:
             for entry in entries:
                 name, found = f"{folder}/{entry.name}".lstrip("/"), entry.stat(follow_symlinks=False)
                 if stat.S_ISDIR(found.st_mode):
-                    if depth < DEEPEST:
+                    if depth < DEEPEST_FOLDER:
                         folders.append((name, depth + 1))
                     else:
                         yield box / name, None, found

@@ -8,7 +8,7 @@ from ...common.dag import gather
 from ...common.sandbox import run
 from ..execute import job
 from ..extract import trimmed
-from ..items import KINDS, SurgeItem, question
+from ..items import SURGE_KINDS, SurgeItem, question
 from ..scorers import verdict
 from ..toolchains import Language, found
 from .dialects import dialects
@@ -101,9 +101,9 @@ async def generate(
     kinds: Sequence[str], count: int, seed: int, width: int = 2, step: Callable[[], None] = lambda: None
 ) -> tuple[list[SurgeItem], list[Refused]]:
     """`count` items of each kind, and the drafts that made none. `step` is called after each."""
-    unknown = [kind for kind in kinds if kind not in KINDS]
+    unknown = [kind for kind in kinds if kind not in SURGE_KINDS]
     if unknown:
-        raise ValueError(f"There is no kind {unknown[0]}; there are {', '.join(KINDS)}.")
+        raise ValueError(f"There is no kind {unknown[0]}; there are {', '.join(SURGE_KINDS)}.")
     todo = [(kind, i, draft) for kind in kinds for i, draft in enumerate(drafts(kind, count, seed))]
 
     async def one(row: tuple[str, int, Draft]) -> SurgeItem | Refused:
