@@ -46,7 +46,7 @@ def test_greedy_texts(family: str, tmp_path: Path) -> None:
     assert all(text == texts["none"] for text in texts.values()) or sum(counts)
 
 
-@pytest.mark.parametrize("family", ["falcon_h1", "qwen3_next"])
+@pytest.mark.parametrize("family", ["falcon_h1", pytest.param("qwen3_next", marks=pytest.mark.full)])
 def test_crowded_engine(family: str, tmp_path: Path) -> None:
     """Requests that share a prefix, two samples of each, in a cache for two of them: pre-emption, forks and prefix hits
     leave each text what it is alone."""

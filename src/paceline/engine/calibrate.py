@@ -196,6 +196,8 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
             context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
             continue
+        if context + rows > model.max_len:
+            continue
         leases = [engine.cache.open([]) for _ in range(requests)]
         try:
             taken = []
