@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
+from paceline.model.recurrent import Convolved
 from paceline.model.scan import Steps, ancestors_of, causal, scanned
 from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
@@ -113,3 +114,11 @@ def test_chunks_equal_the_whole(family: str, tmp_path: Path) -> None:
         table = [*range(end // 32), *range(16, 24)]
         again = decoder.forward(lay_out([Chunk(table, end, tokens[end:])], 32)).logits
         torch.testing.assert_close(again, whole[end:], rtol=1e-8, atol=1e-8)
+
+
+def test_a_forgotten_window_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mutant: a state comes without the last inputs of its convolution."""
+    tail = Convolved.tail
+    monkeypatch.setattr(Convolved, "tail", lambda self, row: torch.zeros_like(tail(self, row)))
+    with pytest.raises(AssertionError):
+        test_chunks_equal_the_whole("mamba2", tmp_path)
