@@ -17,6 +17,8 @@ from tests.schedule.population import Arrival, Population, Stairs
 @dataclass
 class Held:
     length: int
+    layer: int = 0
+    reserved: int = 0
 
 
 def request(i: int, tokens: int, computed: int) -> Request:

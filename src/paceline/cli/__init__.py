@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import load, train
+from paceline.cli import cluster, load, train
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
 from paceline.cli.route import RouteArgs, Shell
 from paceline.cli.serve import ServingArgs, check_environment
@@ -293,6 +293,30 @@ def index(
     index(folder, out, encoder, words)
 
 
+@app.command(epilog="Example: paceline experts path/to/mixture notes.txt --processes 2 --out routes.table")
+@command
+def experts(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="A mixture of experts: directory, file or hub id.")],
+    text: Annotated[list[Path], typer.Argument(metavar="TEXT...", help="UTF-8 files with text as it will be served.")],
+    out: Annotated[Path, option("Write the table to this file.", "Input and output", "--out", "-o")],
+    *,
+    processes: Annotated[int, option("Processes that will share the experts.", "Experts", show_default=True)] = 2,
+    capacity: Annotated[
+        float,
+        option("Most rows of one process in a pass, as a multiple of its fair share.", "Experts", show_default=True),
+    ] = 1.25,
+    tokens: Annotated[int, option("Most tokens to read.", "Experts", show_default=True)] = 50_000,
+) -> None:
+    """Record which experts the tokens of a text use, and make a table of routes for serve --expert-parallel.
+
+    Experts that the same tokens use are placed in one process, and tokens go where theirs are expected. A fifth of the
+    text is kept apart; what is printed was measured on it. A table changes where rows are computed, never the text.
+    """
+    from paceline.cli.experts import experts
+
+    experts(model, text, out, processes, capacity, tokens)
+
+
 @app.command(epilog="Example: paceline demo")
 @command
 def demo(
@@ -367,6 +391,7 @@ def simulate(
 
 
 app.add_typer(train.app, name="train")
+app.add_typer(cluster.app, name="cluster")
 
 
 @app.command(epilog="Example: paceline route http://127.0.0.1:8000 http://127.0.0.1:8001 --planner hexgen --port 8100")

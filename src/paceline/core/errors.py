@@ -29,5 +29,9 @@ class DiskError(PacelineError):
     """A disk has no room, refuses, or gave back something else than was written."""
 
 
+class LostError(PacelineError):
+    """Another process that this one cannot do without has ended; what it held is gone."""
+
+
 class IntegrityError(AssertionError):
     """The cache's book-keeping contradicts itself. Always a defect of the engine, never of its input."""

@@ -14,12 +14,14 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 from weakref import WeakSet
 
-from paceline.core.errors import CapacityError
+from paceline.core.errors import CapacityError, InputError
+from paceline.core.operations import Settle
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
 from paceline.engine.adapters import AdapterWaitError
 from paceline.engine.door import DOOR, DoorTicket, Trip
+from paceline.engine.experts import release
 from paceline.engine.embed import Embedding
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
@@ -84,6 +86,8 @@ class Subscription:
         self.trips = [Trip(r, arrived) for r in requests]
         which = range(len(requests)) if samples is None else samples
         self.followers = [Follower(r, i, told=told) for r, i in zip(requests, which, strict=True)]
+        self.known = [follower.heard for follower in self.followers]
+        """Tokens of each sample that are no news here."""
         self._trip_of = {follower.request.id: trip for follower, trip in zip(self.followers, self.trips)}
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self.left = len(requests)
@@ -311,6 +315,23 @@ class AsyncLLM:
 
         return await self.call(begin)
 
+    async def settle(self, reservation: int, packed: bytes, heard: tuple[int, int]) -> Subscription:
+        """Settle a reservation (`operations.Settle`) with a parked request, and follow it; `heard`: tokens and
+        characters of its output that are known. Raises as `resume`."""
+        loop, arrived = asyncio.get_running_loop(), monotonic()
+
+        def begin() -> Subscription:
+            requests = self.llm.engine.apply(Settle(reservation, packed))
+            if not isinstance(requests, list):
+                raise InputError("These bytes are a piece of a request, not a parked one.")
+            subscription = Subscription(requests, loop, None, arrived)
+            subscription.followers[0].begin_at(*heard)
+            subscription.known = [heard[0]]
+            self._live.append(subscription)
+            return subscription
+
+        return await self.call(begin)
+
     async def embed(self, texts: Sequence[Prompt], pooling: str = "mean", *, adapter: str = "") -> list[list[float]]:
         """A vector of unit length for each text (or list of token ids), from the model's last hidden states: their
         `mean`, or that of the `last` token. What is being decoded goes on between the passes.
@@ -476,6 +497,7 @@ class AsyncLLM:
         learned.keep(self.llm.engine, self.llm.options)
         if self.llm.engine.disk is not None:
             self.llm.engine.disk.close()
+        release(self.llm.engine.model)
 
     async def __aenter__(self) -> "AsyncLLM":
         return self

@@ -10,6 +10,7 @@ from paceline.core.request import Request
 from paceline.engine import learned
 from paceline.engine.build import build
 from paceline.engine.embed import Embedding
+from paceline.engine.experts import release
 from paceline.engine.options import EngineOptions, Options, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output
 
@@ -57,6 +58,7 @@ class LLM:
             learned.keep(engine, self.options)
             if engine.disk is not None:
                 engine.disk.close()
+            release(engine.model)
 
     def __enter__(self) -> Self:
         return self

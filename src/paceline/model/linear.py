@@ -114,6 +114,11 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
     yield plain(dtype, device)
 
 
+def unfused(dtype: torch.dtype) -> Packing:
+    """The first packing on a CPU whose layers are computed one by one, in PyTorch."""
+    return next(packing for packing in available(dtype, torch.device("cpu")) if not packing.native)
+
+
 def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
     """int8: weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. int4: weights in 4 bits by
     groups (W4A8), head and embedding in 6. RefusalError where that cannot run: another precision would be another

@@ -1,7 +1,7 @@
 """From a checkpoint to a decoder."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from paceline.model.checkpoint import DTYPES, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights, kv_bytes
 from paceline.model.families import FAMILIES
 from paceline.model.footprint import Footprint, footprint
-from paceline.model.linear import Packing, as_stored, available, choose, plain, quantised
+from paceline.model.linear import Packing, as_stored, available, choose, plain, quantised, unfused
 from paceline.model.loader import Loader
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
@@ -68,6 +68,20 @@ def load_model(
     return Decoder(spec, weights, packing, make if fast else Reference, identity=name)
 
 
+def load_share(
+    path: Path, dtype: str, max_len: int | None, held: Callable[[int], list[int]], join: Callable[[], str]
+) -> Decoder:
+    """Load a checkpoint with those experts of each layer that `held` names; `join` waits for those who hold the others
+    and gives the digest of their weights. Raises as `load_model`."""
+    spec = read_config(path, max_len)
+    packing = unfused(DTYPES[dtype])
+    with exact():
+        weights, fitted, name = fresh(path, spec, packing, torch.device("cpu"), None, store.Straight(), held, join)
+    let_go(path)
+    make = Fused if spec.sinks else quickest(torch.device("cpu"), packing.dtype)
+    return Decoder(fitted, weights, packing, make, identity=name)
+
+
 def read(
     path: Path,
     spec: ModelSpec,
@@ -104,20 +118,24 @@ def fresh(
     device: torch.device,
     vocabulary: tuple[int, int] | None,
     keep: store.Straight,
+    held: Callable[[int], list[int]] | None = None,
+    join: Callable[[], str] | None = None,
 ) -> tuple[Weights, ModelSpec, str]:
     """The weights from the checkpoint, which must hold nothing else, the spec that fits them, and the model's
     identity."""
     tensors = open_tensors(path)
     if tensors.word:
         log.info("%s: %s", path, tensors.word)
-    loader = Loader(spec, tensors.renamed or FAMILIES[spec.family].names, tensors, packing, device, vocabulary, keep)
+    names = tensors.renamed or FAMILIES[spec.family].names
+    loader = Loader(spec, names, tensors, packing, device, vocabulary, keep, held)
     weights = loader.weights()
-    if unknown := sorted(name for name in tensors.leftover() if not tensors.says_nothing(name)):
+    left = (name for name in tensors.leftover() if not tensors.says_nothing(name))
+    if unknown := sorted(name for name in left if not loader.elsewhere(name)):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
         )
-    keep.digest = loader.fingerprint.digest()
+    keep.digest = loader.fingerprint.digest() + ("" if join is None else join())
     return weights, loader.fitted, loader.identity(keep.digest)
 
 

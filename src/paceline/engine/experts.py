@@ -1,0 +1,61 @@
+"""A target whose experts are shared out to several processes: what its options allow."""
+
+from pathlib import Path
+
+import torch
+
+from paceline.core.errors import InputError, RefusalError
+from paceline.engine.options import Options
+from paceline.model.checkpoint import open_tensors, read_config
+from paceline.model.decoder import Decoder
+from paceline.model.spread.group import spread_model
+from paceline.model.spread.table import MAX_DEVICES, RouteTable, mixtures_of, read_table
+from paceline.model.stored import stored_bits
+
+
+def check_experts(options: Options) -> None:
+    """Raise InputError or RefusalError where the experts cannot be shared out, whatever the model is."""
+    count = options.expert_parallel
+    if not 1 <= count <= MAX_DEVICES:
+        raise InputError(f"expert_parallel is {count}, but it must be 1 to {MAX_DEVICES} processes.")
+    if count == 1:
+        if options.expert_table is not None:
+            raise InputError("expert_table is given, but expert_parallel is 1; say how many processes there are.")
+        return
+    others = {
+        "quantize": options.quantize not in (None, "none"),
+        "kv_dtype int8": options.kv_dtype == "int8",
+        f"device {options.device}": options.device != "cpu",
+        "lora": bool(options.lora),
+        f"overlap {options.overlap}": options.overlap != "none",
+    }
+    if wrong := [name for name, given in others.items() if given]:
+        raise RefusalError(f"expert_parallel and {wrong[0]} cannot be combined; leave one of them out.")
+
+
+def spread(options: Options, path: Path) -> Decoder:
+    """The target, its experts in `expert_parallel` processes. Without `threads` these share the cores."""
+    spec = read_config(path, options.max_model_len)
+    mixtures, count = mixtures_of(spec), options.expert_parallel
+    if not mixtures:
+        raise RefusalError(f"{path} has no experts to share out; leave expert_parallel out.")
+    if count > (fewest := min(it.count for it in mixtures.values())):
+        raise RefusalError(f"expert_parallel is {count}, but a layer of {path} has only {fewest} experts.")
+    if options.quantize is None and stored_bits(open_tensors(path), spec) is not None:
+        raise RefusalError(
+            f"{path} is quantised, which expert_parallel cannot keep; use quantize none, which widens it to dtype."
+        )
+    if options.expert_table is None:
+        table = RouteTable.plain(spec, count)
+    else:
+        table = read_table(Path(options.expert_table))
+        table.check(spec, count, str(options.expert_table))
+    if not options.threads:
+        torch.set_num_threads(max(1, torch.get_num_threads() // count))
+    return spread_model(path, table, options.dtype, options.max_model_len)
+
+
+def release(model: object) -> None:
+    """End the processes that hold experts of a model, where there are some."""
+    if isinstance(model, Decoder) and model.spread is not None:
+        model.spread.close()
