@@ -500,7 +500,7 @@ def test_the_dashboard_shows_the_servers_counters(page: Any, url: str) -> None:
     page.click("#tab-dashboard")
     now = stats(url)
     generated = f"{now['tokens']['generated']:,}"
-    see(page, "[data-tile='Tokens a second']", f"{generated} so far")
+    see(page, "[data-tile='Tokens per second']", f"{generated} so far")
     see(page, "[data-tile=Tau] dd >> nth=0", f"{now['tau']:.2f}")
     see(page, "[data-tile='K/V in use']", f"{now['kv']['blocks']:,} blocks")
     see(page, "[data-tile='Drafter errors'] dd >> nth=0", str(now["drafter_errors"]))
@@ -517,7 +517,7 @@ def test_the_dashboard_shows_the_servers_counters(page: Any, url: str) -> None:
 def test_the_dashboard_draws_what_changes(page: Any) -> None:
     page.click("#tab-dashboard")
     page.locator("#c-rate path.s0").first.wait_for(state="attached")
-    before = page.locator("[data-tile='Tokens a second'] dd").last.inner_text()
+    before = page.locator("[data-tile='Tokens per second'] dd").last.inner_text()
     page.click("#tab-chat")
     send(page, drafter="none", kind="text", temperature="3", max_tokens="100")
     done(page)
@@ -525,7 +525,7 @@ def test_the_dashboard_draws_what_changes(page: Any) -> None:
     see(page, "#c-tau path.s0", "")
     page.select_option("#span", "60")
     see(page, "#drafters", "none")
-    assert page.locator("[data-tile='Tokens a second'] dd").last.inner_text() != before
+    assert page.locator("[data-tile='Tokens per second'] dd").last.inner_text() != before
     page.locator("#c-rate").hover(position={"x": 480, "y": 60})
     see(page, "figure:has(#c-rate) .read", "s ago")
 

@@ -8,8 +8,8 @@ from importlib.metadata import version
 from types import ModuleType
 from typing import Any
 
-PACKAGES = ("transformers", "transformers.models")
-_LOCK = threading.RLock()
+LARGE_PACKAGES = ("transformers", "transformers.models")
+_IMPORTING = threading.RLock()
 
 
 class UnindexedPackage(ModuleType):
@@ -25,7 +25,7 @@ class UnindexedPackage(ModuleType):
         return dir(self._whole())
 
     def _whole(self) -> ModuleType:
-        with _LOCK:
+        with _IMPORTING:
             if sys.modules.get(self.__name__) is self:
                 del sys.modules[self.__name__]
                 try:
@@ -39,8 +39,8 @@ class UnindexedPackage(ModuleType):
 def submodules_alone() -> None:
     """Let submodules of transformers be imported without the package's own code, unless that has run. Whatever asks
     the package for a name later gets it, as ever."""
-    with _LOCK:
-        for package in PACKAGES:
+    with _IMPORTING:
+        for package in LARGE_PACKAGES:
             if package in sys.modules:
                 continue
             spec = importlib.util.find_spec(package)
@@ -50,5 +50,5 @@ def submodules_alone() -> None:
             made.__spec__, made.__file__, made.__loader__ = spec, spec.origin, spec.loader
             made.__path__ = list(spec.submodule_search_locations or ())
             made.__package__ = package
-            made.__version__ = version(PACKAGES[0])  # type: ignore[attr-defined]  # its submodules ask for this one
+            made.__version__ = version(LARGE_PACKAGES[0])  # type: ignore[attr-defined]  # its submodules ask for this one
             sys.modules[package] = made

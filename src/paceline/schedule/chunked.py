@@ -16,8 +16,8 @@ TARGET_S, TARGET_STEPS = 0.1, 4
 UNMEASURED_ROWS = 64
 """Most rows of a step in which somebody decodes, by default, until it is known what steps cost on this machine."""
 SCORED_ROWS = 32
-"""Most rows of prompts in such a step where log-probabilities of a prompt are told: each such row costs a softmax and a
-choice over the vocabulary, up to a millisecond, which no forecast of passes has in it."""
+"""Maximum rows of prompts in such a step, where a prompt's log-probabilities are wanted: each row then needs a softmax
+and a choice over the vocabulary, up to a millisecond that no forecast of passes contains."""
 
 
 class Forecast(Protocol):

@@ -13,7 +13,7 @@ from paceline.cluster.workflow.simulate import SimulatedJob, SimulatedRun
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 Try = Callable[[float, Sequence[SimulatedJob]], SimulatedRun]
 """Simulates jobs under an alpha."""
-REST, SLICE_S = 9.0, 0.002
+REHEARSAL_REST, REHEARSAL_SLICE_S = 9.0, 0.002
 """Rests of a rehearsal, as a multiple of what it computes, and CPU seconds between two of them: it takes a tenth of a
 core from the calls, and holds the interpreter for a moment only."""
 
@@ -32,8 +32,8 @@ class SparePace:
 
     def __call__(self, now: float = 0.0) -> None:
         spent = thread_time() - (thread_time() if self._last is None else self._last)
-        if self._last is None or spent >= SLICE_S:
-            if self._stop.wait(REST * spent):
+        if self._last is None or spent >= REHEARSAL_SLICE_S:
+            if self._stop.wait(REHEARSAL_REST * spent):
                 raise RehearsalStopped
             self._last = thread_time()
 
