@@ -54,3 +54,10 @@ def test_routing_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         ([url, "--planner", "learned", "--order", str(tmp_path / "absent")], "is not an order"),
     ):
         assert says in refused("route", *args)
+
+
+def test_a_cluster_refuses_what_it_does_not_serve() -> None:
+    assert "engines must be 1" in refused("cluster", "up", "--engines", "0")
+    assert "does not serve small" in refused("cluster", "up", "--small", "x")
+    assert "does not serve lora" in refused("cluster", "up", "--lora", "a=b")
+    assert "No cluster answers" in refused("cluster", "status", "--url", "http://127.0.0.1:9")

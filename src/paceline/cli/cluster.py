@@ -11,6 +11,7 @@ import typer
 
 from paceline.cli.options import command, option
 from paceline.cli.serve import ServingArgs, announce, gathered
+from paceline.cluster.live.freeness import MOST_ENGINES
 from paceline.core.errors import InputError
 from paceline.serve.settings import Settings
 
@@ -18,7 +19,6 @@ app = typer.Typer(name="cluster", help="Several engines behind one HTTP API, on 
 Url = Annotated[str, option("The cluster's address.", "Cluster", show_default=True)]
 Engines = Annotated[int, option("Number of engines.", "Cluster", show_default=True)]
 HERE = "http://127.0.0.1:8000"
-MOST_ENGINES = 1024
 SLOW_S = 3600.0
 """Longest wait for a cluster that drains or starts engines."""
 NOT_CLUSTERED = ("small", "lora")
@@ -84,7 +84,7 @@ def status(*, url: Url = HERE) -> None:
 @app.command(epilog="Example: paceline cluster scale --engines 4")
 @command
 def scale(*, engines: Engines, url: Url = HERE) -> None:
-    """Have so many engines. Ends when they are there, or those that are too many are gone."""
+    """Change the number of engines. Ends when they are there, or those that are too many are gone."""
     show(asked(url, "/cluster/scale", {"engines": engines}))
 
 

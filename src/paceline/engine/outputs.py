@@ -125,13 +125,8 @@ class Follower:
         self._tokens = len(request.output) if told else 0
         self._text = len(request.text) if told else 0
 
-    @property
-    def heard(self) -> int:
-        """Tokens that are known."""
-        return self._tokens
-
     def begin_at(self, tokens: int, characters: int) -> None:
-        """So much of the output is known."""
+        """Take this part of the output as known."""
         self._tokens, self._text = tokens, characters
 
     def news(self) -> Chunk | None:

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from paceline.cluster.live.host import EngineHost
-from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening, Pending, Word
+from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening, PendingAnswer, Word
 from paceline.engine.totals import Snapshot
 
 
@@ -34,8 +34,8 @@ class DirectLink:
             except StopAsyncIteration:
                 return
 
-    def give(self, verb: str, *args: Any) -> Pending:
-        return Pending(asyncio.ensure_future(self._while_alive(self.host.ask(verb, *args))))
+    def give(self, verb: str, *args: Any) -> PendingAnswer:
+        return PendingAnswer(asyncio.ensure_future(self._while_alive(self.host.ask(verb, *args))))
 
     async def ask(self, verb: str, *args: Any) -> Any:
         answer = await self._while_alive(self.host.ask(verb, *args))

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 from paceline.cluster.live.host import EngineHost
-from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening, Pending, Word
+from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening, PendingAnswer, Word
 from paceline.core.errors import InputError
 from paceline.engine.totals import Snapshot
 
@@ -54,9 +54,9 @@ class ActorLink:
         except self._error as error:
             raise EngineGoneError(_first_line(error)) from error
 
-    def give(self, verb: str, *args: Any) -> Pending:
+    def give(self, verb: str, *args: Any) -> PendingAnswer:
         """As `EngineLink.give`: what it gives goes from engine to engine."""
-        return Pending(self.actor.ask.remote(verb, *args))
+        return PendingAnswer(self.actor.ask.remote(verb, *args))
 
     async def ask(self, verb: str, *args: Any) -> Any:
         """As `EngineLink.ask`."""

@@ -15,7 +15,7 @@ from paceline.core.errors import InputError
 from paceline.engine.totals import Snapshot, Totals
 
 log = logging.getLogger("paceline")
-NO_ENGINE_S = 60.0
+NO_LINK_S = 60.0
 """How long requests wait while no engine takes any."""
 ANSWER_S = 30.0
 """Time for an engine's sign of life; then it counts as dead."""
@@ -55,7 +55,7 @@ class Engines:
         self._closed = False
 
     async def start(self, count: int) -> None:
-        """Start so many, and wait until all are ready."""
+        """Start this number of engines, and wait until all are ready."""
         self.wanted = count
         await asyncio.gather(*(self._begin() for _ in range(count)))
         self._run(self._watch())
@@ -104,7 +104,7 @@ class Engines:
 
     async def freest(self) -> EngineLink:
         """The engine for a new request. Raises RuntimeError when none takes any for a while."""
-        until = monotonic() + NO_ENGINE_S
+        until = monotonic() + NO_LINK_S
         while (name := place(self.loads())) is None:
             self._change.clear()
             try:
@@ -137,7 +137,7 @@ class Engines:
                 wait = min(2 * wait, LAST_REVIVAL_S)
 
     async def scale(self, count: int) -> None:
-        """Have so many engines: new ones are ready, those that are too many drained, when this returns."""
+        """Change the number of engines: new ones are ready, those that are too many drained, when this returns."""
         if count < 1:
             raise InputError(f"A cluster has at least 1 engine, not {count}.")
         self.wanted = count

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+MOST_ENGINES = 1024
+"""Largest cluster."""
 LOW_FREENESS, HIGH_FREENESS = 8.0, 32.0
 """Blocks for each running sample: below the first an engine gives requests away, above the second it takes them."""
 

@@ -1,7 +1,9 @@
 """`EngineHost`: an engine in a process of its own, as a cluster's front sees it."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from copy import copy
+from time import monotonic
 from typing import Any
 
 from paceline.cluster.live.messages import (
@@ -9,9 +11,10 @@ from paceline.cluster.live.messages import (
     EngineGoneError,
     Opened,
     Opening,
-    Pending,
+    PendingAnswer,
     Resumed,
     SampleNews,
+    Settled,
     Submitted,
     Word,
 )
@@ -21,7 +24,7 @@ from paceline.core.request import Request, SpecStats
 from paceline.engine.async_llm import AsyncLLM, Subscription
 from paceline.engine.desk import lease_of
 from paceline.engine.outputs import Chunk
-from paceline.engine.packing import pack
+from paceline.engine.packing import pack, unpack
 from paceline.engine.totals import Snapshot
 
 
@@ -55,10 +58,10 @@ class EngineHost:
             elif isinstance(opening, Resumed):
                 subscription = await self.llm.resume(opening.packed)
             else:
-                packed = await arrived(opening.packed)
+                packed = await arrival(opening.packed)
                 if isinstance(packed, Exception):
                     raise packed
-                subscription = await self.llm.settle(opening.reservation, packed, opening.heard)
+                subscription = await self._settled(opening, packed)
         except (PacelineError, EngineGoneError) as error:
             yield error
             return
@@ -66,13 +69,36 @@ class EngineHost:
         requests = subscription.requests
         try:
             yield Opened([r.id for r in requests], self._written(requests) if isinstance(opening, Submitted) else [])
-            heard = list(subscription.known)
+            heard = self._known(opening, len(requests))
             told = [False] * len(requests)
             while chunks := await subscription.news_to_come():
                 yield [news(requests[c.index], c, heard, told) for c in chunks]
         finally:
             self._streams.pop(key, None)
             self.llm.abort(subscription)
+
+    def _known(self, opening: Opening, samples: int) -> list[int]:
+        """Tokens of each sample that are no news."""
+        if isinstance(opening, Settled):
+            return [opening.heard[0]]
+        if isinstance(opening, Submitted):
+            return [0] * samples
+        origin = self.llm.llm.engine.operations.origin
+        return [len(unpack(packed, origin).fields["output"]) for packed in opening.packed]
+
+    async def _settled(self, opening: Settled, packed: bytes) -> Subscription:
+        """A reservation becomes a request, which is followed from where it is known."""
+        loop, arrived = asyncio.get_running_loop(), monotonic()
+
+        def begin() -> Subscription:
+            requests = self.llm.llm.engine.apply(Settle(opening.reservation, packed))
+            if not isinstance(requests, list):
+                raise InputError("These bytes are a piece of a request, not a parked one.")
+            subscription = Subscription(requests, loop, None, arrived)
+            subscription.followers[0].begin_at(*opening.heard)
+            return self.llm.follow(subscription)
+
+        return await self.llm.call(begin)
 
     def _written(self, requests: list[Request]) -> list[bytes]:
         """The samples as they began, as bytes."""
@@ -93,7 +119,7 @@ class EngineHost:
     async def ask(self, verb: str, *args: Any) -> Any:
         """`peek` and `park` (id, first block), `sealed` (id), `leave` (key), `reserve` (blocks, spare), `settle`
         (reservation, bytes or None), `embed`. Errors are returned, and one among the arguments is the answer."""
-        args = tuple([await arrived(each) for each in args])
+        args = tuple([await arrival(each) for each in args])
         if found := next((each for each in args if isinstance(each, Exception)), None):
             return found
         engine = self.llm.llm.engine
@@ -133,9 +159,9 @@ class EngineHost:
         os._exit(1)
 
 
-async def arrived(given: Any) -> Any:
+async def arrival(given: Any) -> Any:
     """What another engine gives, once it is here; EngineGoneError, returned, where that died."""
-    if not isinstance(given, Pending):
+    if not isinstance(given, PendingAnswer):
         return given
     try:
         return await given.ref

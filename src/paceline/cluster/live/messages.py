@@ -61,7 +61,7 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Pending:
+class PendingAnswer:
     """What one engine is about to give to another one: `ref` can be awaited where it is wanted."""
 
     ref: Any
@@ -109,7 +109,7 @@ class EngineLink(Protocol):
         """Begin, and follow to the end; `key` names it for `leave`."""
         ...
 
-    def give(self, verb: str, *args: Any) -> Pending:
+    def give(self, verb: str, *args: Any) -> PendingAnswer:
         """Begin `EngineHost.ask`; the result can be given to `open` and `ask` of another link."""
         ...
 

@@ -3,8 +3,8 @@
 import asyncio
 from typing import Literal
 
-from paceline.cluster.live.host import arrived
-from paceline.cluster.live.messages import EngineGoneError, EngineLink, Pending, Settled
+from paceline.cluster.live.host import arrival
+from paceline.cluster.live.messages import EngineGoneError, EngineLink, PendingAnswer, Settled
 from paceline.cluster.live.voyage import Voyage, Voyages
 from paceline.core.errors import CapacityError, PacelineError
 from paceline.core.handover import FINAL_STATES, LAST_BLOCKS, Handover, HandoverEvent
@@ -29,7 +29,7 @@ class _Move:
 
     def __init__(self, voyages: Voyages, voyage: Voyage, to: EngineLink, spare: int) -> None:
         self.voyages, self.voyage, self.source, self.to, self.spare = voyages, voyage, voyage.link, to, spare
-        self.number, self.reservation, self.parked = voyage.number, 0, Pending(None)
+        self.number, self.reservation, self.parked = voyage.number, 0, PendingAnswer(None)
 
     async def run(self) -> Moved:
         state = Handover()
@@ -71,7 +71,7 @@ class _Move:
     async def _parked(self) -> HandoverEvent:
         """Wait until the source has let go of it: its stream says how."""
         assert self.voyage.left is not None
-        answer = asyncio.ensure_future(arrived(self.parked))
+        answer = asyncio.ensure_future(arrival(self.parked))
         await asyncio.wait((answer, self.voyage.left), return_when=asyncio.FIRST_COMPLETED)
         if not self.voyage.left.done() and isinstance(await answer, PacelineError):
             return "refused"  # it goes on there

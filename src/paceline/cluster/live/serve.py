@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from pydantic import Field
 
 from paceline.cluster.live.engines import Engines
-from paceline.cluster.live.freeness import freeness
+from paceline.cluster.live.freeness import MOST_ENGINES, freeness
 from paceline.cluster.live.front import ClusterLLM
 from paceline.cluster.live.messages import EngineGoneError
 from paceline.core.errors import InputError
@@ -24,7 +24,6 @@ from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
 from paceline.serve.wire import Wire
 
-MOST_ENGINES = 1024
 router = APIRouter(route_class=JsonRoute)
 
 
@@ -62,7 +61,7 @@ async def state(request: Request) -> Response:
 
 @router.post("/cluster/scale", responses=ERRORS)
 async def scale(body: ScaleRequest, request: Request) -> Response:
-    """Have so many engines. Answers when they are there, or those that are too many are gone."""
+    """Change the number of engines. Answers when they are there, or those that are too many are gone."""
     await engines_of(request).scale(body.engines)
     return json_response(described(engines_of(request)))
 
@@ -107,7 +106,7 @@ def application(engines: Engines, options: Options, settings: Settings) -> FastA
 def run(
     engines: Engines, count: int, options: Options, settings: Settings, sock: socket, announce: Callable[[str], None]
 ) -> int:
-    """Start so many engines and serve until stopped. Returns the exit code."""
+    """Start this number of engines and serve until stopped. Returns the exit code."""
 
     async def main() -> int:
         try:

@@ -52,7 +52,7 @@ class Voyage:
         return self.ended or self.request.finish is not None
 
     def fail(self, message: str) -> None:
-        """It ends with an error that its caller is told."""
+        """End it with an error that its caller gets."""
         self.request.finish, self.request.error = "error", message
         self.tell()
 
@@ -119,6 +119,11 @@ class Voyages:
             gone = EngineGoneError(f"{link.name} ended a stream in mid-text") if open_ else None
         except EngineGoneError as error:
             gone = error
+        except Exception:
+            log.exception("The news of a request could not be read.")
+            self._fail([voyage for voyage in open_.values() if not voyage.over], "The cluster failed on this request.")
+            self.end(voyages)
+            raise
         if gone is None or not open_:
             return
         self.engines.lost(link, gone)

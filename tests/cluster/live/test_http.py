@@ -1,0 +1,100 @@
+"""The HTTP API over a cluster of real engines in this process: the same answers, and words to those who run it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx2 as httpx
+import pytest
+
+from paceline import AsyncLLM
+from paceline.cluster.live.engines import Engines
+from paceline.cluster.live.serve import application
+from paceline.engine.options import Options
+from paceline.serve.app import create_app
+from paceline.serve.settings import Settings
+from tests.cluster.live.links import DirectLink
+
+OPTIONS: dict[str, Any] = {"dtype": "float32", "blocks": 300, "drafter": "ngram"}
+SETTINGS = Settings(served_model_name=("demo",))
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+BODIES = [
+    ("/v1/completions", {"prompt": "Tom has", "max_tokens": 24, "seed": 1, "temperature": 0.8, "logprobs": 1, "n": 2}),
+    ("/v1/completions", {"prompt": ["a", "b c"], "max_tokens": 8, "seed": 4, "echo": True}),
+    ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 24, "seed": 2,
+     "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}}),
+    ("/v1/messages", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 12, "seed": 5}),
+    ("/v1/embeddings", {"input": ["a", "b"], "model": "demo"}),
+]  # fmt: skip
+CHANGING = ("id", "created", "speculation", "system_fingerprint")
+
+
+def client(app: Any) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost", timeout=60)
+
+
+def lasting(answer: Any) -> Any:
+    """An answer without what each has of its own."""
+    if isinstance(answer, dict):
+        return {name: lasting(value) for name, value in answer.items() if name not in CHANGING}
+    return [lasting(each) for each in answer] if isinstance(answer, list) else answer
+
+
+@pytest.fixture
+async def engines() -> AsyncIterator[Engines]:
+    made = Engines(lambda name: DirectLink(name, OPTIONS))
+    await made.start(2)
+    yield made
+    await made.close()
+
+
+async def test_answers_are_those_of_one_server(engines: Engines) -> None:
+    async with AsyncLLM(**OPTIONS) as llm, client(create_app(llm, SETTINGS)) as one:
+        want = [lasting((await one.post(path, json=body)).json()) for path, body in BODIES]
+    async with client(application(engines, Options(**OPTIONS), SETTINGS)) as many:
+        got = [lasting((await many.post(path, json=body)).json()) for path, body in BODIES]
+        assert got == want
+        for path in ("/health", "/stats", "/metrics", "/v1/models"):
+            assert (await many.get(path)).status_code == 200, path
+        stats = (await many.get("/stats")).json()
+        assert stats["max_requests"] == 2 * engines.facts.max_requests
+        refused = await many.post("/v1/completions", json={"prompt": "a", "drafter": "no_such"})
+        assert refused.status_code == 400
+
+
+async def test_a_stream_goes_on_when_its_engine_dies(engines: Engines) -> None:
+    body = {"prompt": "Tom has 3", "max_tokens": 200, "temperature": 0.8, "seed": 3, "ignore_eos": True}
+    async with client(application(engines, Options(**OPTIONS), SETTINGS)) as many:
+        want = (await many.post("/v1/completions", json=body)).json()["choices"][0]
+        asking = asyncio.create_task(many.post("/v1/completions", json={**body, "stream": True}))
+        while not any(len(voyage.request.output) > 5 for voyage in engines.voyages.going):
+            await asyncio.sleep(0.002)
+        next(iter(engines.voyages.going)).link.kill()
+        lines = (await asking).text.splitlines()
+    events = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
+    assert "".join(event["text"] for event in events) == want["text"] and engines.lost_count == 1
+    assert events[-1]["finish_reason"] == want["finish_reason"] and lines[-2:] == ["data: [DONE]", ""]
+
+
+async def test_words_to_those_who_run_it(engines: Engines) -> None:
+    async with client(application(engines, Options(**OPTIONS), SETTINGS)) as many:
+        state = (await many.post("/cluster/scale", json={"engines": 3})).json()
+        assert len(state["engines"]) == state["wanted"] == 3
+        state = (await many.post("/cluster/drain", json={"engine": "engine-1"})).json()
+        assert {each["name"] for each in state["engines"]} == {"engine-2", "engine-3"}
+        state = (await many.post("/cluster/scale", json={"engines": 1})).json()
+        [left] = state["engines"]
+        assert left["freeness"] == 300 and not left["draining"]
+        for path, body in (("scale", {"engines": 0}), ("drain", {"engine": left["name"]}), ("drain", {"engine": "x"})):
+            assert (await many.post(f"/cluster/{path}", json=body)).status_code == 400
+        [renewed] = (await many.post("/cluster/renew", json={})).json()["engines"]
+        assert renewed["name"] != left["name"] and (await many.get("/cluster")).json()["lost"] == 0
+
+
+async def test_keys_guard_the_words_too(engines: Engines) -> None:
+    settings = Settings(api_keys=("secret",))
+    async with client(application(engines, Options(**OPTIONS), settings)) as many:
+        for path in ("scale", "drain", "renew"):
+            assert (await many.post(f"/cluster/{path}", json={})).status_code == 401
+        assert (await many.get("/cluster")).status_code == 401
