@@ -21,7 +21,7 @@ from paceline.model.blocks import Mixture
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_share
 from paceline.model.spread.exchange import SILENCE_S, Exchange
-from paceline.model.spread.mixture import ExpertPart, ExpertShare
+from paceline.model.spread.mixture import ExpertShare, MixturePart
 from paceline.model.spread.table import RouteTable
 from paceline.model.spread.worker import MESSAGE, REPORT, part_of
 
@@ -79,7 +79,7 @@ class ExpertGroup:
         """Take the rows of a pass."""
         self.tokens, self.earlier = rows.token, []
 
-    def run(self, layer: int, part: ExpertPart, x: Tensor) -> Tensor:
+    def run(self, layer: int, part: MixturePart, x: Tensor) -> Tensor:
         """One mixture of the pass, by all processes. LostError where one of them has ended."""
         if self.exchange is None or self.broken:
             raise LostError(self.broken or "The processes of the experts have ended; start again.")
@@ -189,6 +189,6 @@ def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None 
     return decoder
 
 
-def runner(group: ExpertGroup, layer: int, part: ExpertPart) -> Callable[[Tensor], Tensor]:
+def runner(group: ExpertGroup, layer: int, part: MixturePart) -> Callable[[Tensor], Tensor]:
     """The part of a layer, run by all processes."""
     return lambda x: group.run(layer, part, x)
