@@ -221,7 +221,7 @@ class Mixture:
     adapted: "AdaptedRows | None" = None
     """Adapters of the rows, where some were given."""
     record: Callable[[Tensor], None] | None = None
-    """Is told the experts [T, active] that the rows of a pass use."""
+    """Called with the experts [T, active] that the rows of a pass use."""
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = routes(self.form, self.router(x), self.correction)

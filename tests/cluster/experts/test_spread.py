@@ -136,7 +136,7 @@ def test_the_same_text_from_two_processes_by_a_lying_table(model: Path, tmp_path
         found = llm.generate(PROMPTS, DRAWN, progress=False)
         assert [answer.token_ids for answer in found] == texts
         group = llm.engine.model.spread
-        assert set(group.traffic()) == {"shuffle", "routes", "dispatch", "combine", "gather"}
+        assert min(group.traffic().values()) > 0
         os.kill(group.processes[0].pid, signal.SIGKILL)
         with pytest.raises(LostError, match="Process 1 of 2 of the experts has ended"):
             llm.generate(PROMPTS, DRAWN, progress=False)

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-KINDS = ("shuffle", "routes", "dispatch", "combine", "gather")
+TRAFFIC_KINDS = ("shuffle", "routes", "dispatch", "combine", "gather")
 """Rows to their homes; the experts that were chosen; rows to experts elsewhere; what these computed; rows back."""
 SILENCE_S = 60.0
 """How long an exchange waits for a process that is alive and says nothing."""

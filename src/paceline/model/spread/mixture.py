@@ -42,7 +42,7 @@ class MixturePart:
     place: Tensor
     """[count] the process of each expert"""
     experts: dict[int, FeedForward]
-    """Those of this process."""
+    """Experts of this process, by number."""
     hidden: int
     dtype: torch.dtype
 

@@ -43,7 +43,7 @@ class RouteTable:
         return cls(devices, 1.0, {layer: torch.arange(it.count) % devices for layer, it in mixtures_of(spec).items()})
 
     def check(self, spec: ModelSpec, devices: int, name: str = "The table of routes") -> None:
-        """InputError unless it is a table for the mixtures of this model over so many processes."""
+        """InputError unless it is a table for the mixtures of this model over this number of processes."""
         mixtures = mixtures_of(spec)
         if self.devices != devices:
             raise InputError(f"{name} is for {self.devices} processes, but expert_parallel is {devices}.")
