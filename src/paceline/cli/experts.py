@@ -8,7 +8,7 @@ import typer
 from paceline.core.errors import InputError
 
 HELD_OUT = 5
-"""One of so many parts of the text is kept apart, for measuring."""
+"""Parts of the text of which one is kept apart, for measuring."""
 BATCH_ROWS = 64
 """Rows of a pass for which the figures are printed."""
 

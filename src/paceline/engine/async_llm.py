@@ -20,8 +20,8 @@ from paceline.core.request import Request
 from paceline.engine import learned
 from paceline.engine.adapters import AdapterWaitError
 from paceline.engine.door import DOOR, DoorTicket, Trip
-from paceline.engine.experts import release
 from paceline.engine.embed import Embedding
+from paceline.engine.experts import release
 from paceline.engine.llm import LLM, Prompt, as_batch, as_conversations, params_each
 from paceline.engine.options import EngineOptions, shown
 from paceline.engine.outputs import Chunk, Follower, RequestOutput, output

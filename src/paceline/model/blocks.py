@@ -202,7 +202,7 @@ class Mixture:
     adapted: "AdaptedRows | None" = None
     """Adapters of the rows, where some were given."""
     record: Callable[[Tensor], None] | None = None
-    """Is told the experts [T, active] that the rows of a pass use."""
+    """Called with the experts [T, active] that the rows of a pass use."""
     loads: int = 0
     """How often an expert's weights were read, the shared one's not counted."""
 

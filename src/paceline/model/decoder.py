@@ -78,7 +78,7 @@ class Decoder:
         self._lent: list[Tensor] = []
         self.narrowed: NarrowHead | None = None
         self.before: list[Callable[[Rows], None]] = []
-        """Each is told the rows of a pass before its layers."""
+        """Calls with the rows of a pass, before its layers."""
         self.spread: ExpertGroup | None = None
         """The processes that hold its experts, where others than this one do."""
         self.drafts = False

@@ -300,6 +300,7 @@ class Loader:
             return None
         if not isinstance(form, Experts):
             return self.dense(at, names.gate_up, names.down, form.width)
+        held = range(form.count) if self.held is None else self.held(index)
         inner = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
         shared = form.shared and self.shared
         if names.correction and form.corrected:
@@ -309,7 +310,7 @@ class Loader:
         return Mixture(
             form,
             self.wide(at + names.router, form.count, form.router_bias),
-            [self.expert(at, number, form.width) for number in (self.held or (lambda _: range(form.count)))(index)],
+            [self.expert(at, number, form.width) for number in held],
             self.dense(at + names.shared, *inner, form.shared) if shared else None,
             self.wide(at + names.shared_gate, 1, False) if shared and form.shared_gated else None,
             correction if form.corrected else None,

@@ -1,4 +1,4 @@
-"""Placement of experts by routes: the best one on small cases, balance kept, each step no worse, bytes by the formula."""
+"""Placement of experts by routes: the best one on small cases, balance kept, no step worse, bytes by the formula."""
 
 from itertools import combinations
 from pathlib import Path

@@ -17,7 +17,7 @@ from paceline.model.blocks import Mixture
 from paceline.model.checkpoint import read_config
 from paceline.model.load import load_model
 from paceline.model.spread.exchange import Exchange
-from paceline.model.spread.mixture import ExpertPart
+from paceline.model.spread.mixture import MixturePart
 from paceline.model.spread.table import RouteTable, assign, mixtures_of, most_rows, read_table
 from tests.tiny import tiny_checkpoint
 
@@ -41,7 +41,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint(tmp_path_factory.mktemp("experts") / "mixture", "qwen2_moe", layers=3)
 
 
-def together(parts: list[dict[int, ExpertPart]], homes: dict[int, torch.Tensor], x: torch.Tensor) -> Any:
+def together(parts: list[dict[int, MixturePart]], homes: dict[int, torch.Tensor], x: torch.Tensor) -> Any:
     """What rank 0 gets of each layer, and the bytes of every rank; each rank is a thread."""
     out: dict[int, torch.Tensor] = {}
     sent: list[Any] = [None] * len(parts)
@@ -69,9 +69,9 @@ def together(parts: list[dict[int, ExpertPart]], homes: dict[int, torch.Tensor],
     return out, sent
 
 
-def shared_out(mixture: Mixture, place: torch.Tensor, rank: int, hidden: int) -> ExpertPart:
+def shared_out(mixture: Mixture, place: torch.Tensor, rank: int, hidden: int) -> MixturePart:
     held = {i: mixture.experts[i] for i in range(mixture.form.count) if int(place[i]) == rank}
-    return ExpertPart(mixture.form, mixture.router, mixture.correction, place, held, hidden, torch.float32)
+    return MixturePart(mixture.form, mixture.router, mixture.correction, place, held, hidden, torch.float32)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -136,7 +136,7 @@ def test_the_same_text_from_two_processes_by_a_lying_table(model: Path, tmp_path
         found = llm.generate(PROMPTS, DRAWN, progress=False)
         assert [answer.token_ids for answer in found] == texts
         group = llm.engine.model.spread
-        assert set(group.traffic()) == {"shuffle", "routes", "dispatch", "combine", "gather"}
+        assert min(group.traffic().values()) > 0
         os.kill(group.processes[0].pid, signal.SIGKILL)
         with pytest.raises(LostError, match="Process 1 of 2 of the experts has ended"):
             llm.generate(PROMPTS, DRAWN, progress=False)

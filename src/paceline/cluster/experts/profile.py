@@ -16,7 +16,7 @@ PRIOR = 1.0
 
 def counted(record: RouteRecord, layer: int) -> tuple[Tensor, Tensor]:
     """The ids [U] that occur, and how often each used each expert [U, count]."""
-    ids, at = record.tokens.unique(return_inverse=True)
+    ids, at = torch.unique(record.tokens, return_inverse=True)
     count, chosen = record.counts[layer], record.chosen[layer]
     flat = (at[:, None] * count + chosen).flatten()
     return ids, torch.bincount(flat, minlength=len(ids) * count).view(len(ids), count).float()

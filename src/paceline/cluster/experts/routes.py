@@ -15,7 +15,7 @@ from paceline.model.blocks import Mixture
 from paceline.model.decoder import Decoder
 
 PIECE_TOKENS = 256
-"""Texts are read in pieces of so many tokens."""
+"""Tokens of a piece in which texts are read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,13 @@ from collections import Counter
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-KINDS = ("shuffle", "routes", "dispatch", "combine", "gather")
+TRAFFIC_KINDS = ("shuffle", "routes", "dispatch", "combine", "gather")
 """Rows to their homes; the experts that were chosen; rows to experts elsewhere; what these computed; rows back."""
 SILENCE_S = 60.0
 """How long an exchange waits for a process that is alive and says nothing."""
@@ -23,11 +24,12 @@ class Exchange:
         self.rank, self.devices = rank, devices
         self.sent: Counter[str] = Counter()
         """Bytes that went from this process to others."""
-        options = dist.ProcessGroupGloo._Options()
+        gloo: Any = dist.ProcessGroupGloo  # whose methods torch's stubs do not name
+        options = gloo._Options()
         options._timeout = timedelta(seconds=SILENCE_S)
-        options._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
-        store = dist.FileStore(str(meeting), devices)
-        self.group = dist.ProcessGroupGloo(store, rank, devices, options)
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        store = torch._C._distributed_c10d.FileStore(str(meeting), devices)
+        self.group = gloo(store, rank, devices, options)
 
     def swap(self, kind: str, parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
         """Send `parts[d]` [n, ...] to process d; the rows of all processes in turn, `counts[d]` from process d."""

@@ -20,8 +20,8 @@ from paceline.core.rows import Rows
 from paceline.model.blocks import Mixture
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_share
-from paceline.model.spread.exchange import SILENCE_S, Exchange
-from paceline.model.spread.mixture import ExpertPart, ExpertShare
+from paceline.model.spread.exchange import SILENCE_S, TRAFFIC_KINDS, Exchange
+from paceline.model.spread.mixture import ExpertShare, MixturePart
 from paceline.model.spread.table import RouteTable
 from paceline.model.spread.worker import MESSAGE, REPORT, part_of
 
@@ -59,7 +59,7 @@ class ExpertGroup:
 
     def join(self) -> str:
         """Wait until the others have their experts, and meet them. Digest of all their weights."""
-        told = hashlib.sha256()
+        digests = hashlib.sha256()
         for rank, process in enumerate(self.processes, 1):
             assert process.stdout is not None
             word, _, rest = process.stdout.readline().decode().strip().partition(" ")
@@ -68,18 +68,18 @@ class ExpertGroup:
                 raise RefusalError(f"Process {rank} of the experts could not start: {rest}")
             if word != "ready":
                 raise self.lost()
-            told.update(rest.encode())
+            digests.update(rest.encode())
         for process in self.processes:
             self._tell(process, b"\n")
         with self.guarded():
             self.exchange = Exchange(self.meeting, 0, self.table.devices)
-        return told.hexdigest()
+        return digests.hexdigest()
 
     def begin(self, rows: Rows) -> None:
         """Take the rows of a pass."""
         self.tokens, self.earlier = rows.token, []
 
-    def run(self, layer: int, part: ExpertPart, x: Tensor) -> Tensor:
+    def run(self, layer: int, part: MixturePart, x: Tensor) -> Tensor:
         """One mixture of the pass, by all processes. LostError where one of them has ended."""
         if self.exchange is None or self.broken:
             raise LostError(self.broken or "The processes of the experts have ended; start again.")
@@ -96,14 +96,14 @@ class ExpertGroup:
         return y
 
     def traffic(self) -> dict[str, int]:
-        """Bytes that went between processes since they started, by kind (`exchange.KINDS`)."""
+        """Bytes that went between processes since they started, by kind (`TRAFFIC_KINDS`)."""
         sent = Counter[str]() if self.exchange is None else Counter(self.exchange.sent)
         with self.guarded():
             for process in self.processes:
                 self._tell(process, MESSAGE.pack(REPORT, 0))
                 assert process.stdout is not None
                 sent.update(json.loads(process.stdout.readline()))
-        return dict(sent)
+        return {kind: sent[kind] for kind in TRAFFIC_KINDS}
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
@@ -189,6 +189,6 @@ def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None 
     return decoder
 
 
-def runner(group: ExpertGroup, layer: int, part: ExpertPart) -> Callable[[Tensor], Tensor]:
+def runner(group: ExpertGroup, layer: int, part: MixturePart) -> Callable[[Tensor], Tensor]:
     """The part of a layer, run by all processes."""
     return lambda x: group.run(layer, part, x)

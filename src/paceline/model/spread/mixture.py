@@ -4,8 +4,8 @@
                        ◀──gather───  home: experts' products are added in order ◀──combine──  each expert, once
 
 Bits equal those of one process for any placement: an expert gets the same rows in the same order in one product, and a
-row's experts are added at its home in the order of their numbers. A router multiplies a matrix of the whole pass's shape
-in which each row has its own place, for a product's last bits may depend on how many rows it has.
+row's experts are added at its home in the order of their numbers. A router multiplies a matrix of the whole pass's
+shape in which each row has its own place, for a product's last bits may depend on how many rows it has.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ class ExpertShare:
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertPart:
+class MixturePart:
     """A process's part of one mixture."""
 
     form: Experts
@@ -42,7 +42,7 @@ class ExpertPart:
     place: Tensor
     """[count] the process of each expert"""
     experts: dict[int, FeedForward]
-    """Those of this process."""
+    """Experts of this process, by number."""
     hidden: int
     dtype: torch.dtype
 
@@ -67,7 +67,7 @@ class ExpertPart:
         got = exchange.swap("dispatch", sent, [len(rows) for rows in asked])
         here = self.whole(total, torch.cat(asked), got)
 
-        routed = {number: (chosen == number).nonzero(as_tuple=True) for number in chosen.unique().tolist()}
+        routed = {number: (chosen == number).nonzero(as_tuple=True) for number in sorted({*chosen.flatten().tolist()})}
         back: list[list[Tensor]] = [[none] for _ in ranks]
         counts = [0] * len(ranks)
         for number, (rows, _) in routed.items():
@@ -76,7 +76,7 @@ class ExpertPart:
                 products, theirs = self.experts[number](here.index_select(0, rows)), home[rows]
                 for rank in ranks:
                     back[rank].append(products[theirs == rank])
-        parts = exchange.swap("combine", [torch.cat(those) for those in back], counts).split(counts)
+        parts = exchange.swap("combine", [torch.cat(those) for those in back], counts).split_with_sizes(counts)
 
         y, begun = torch.zeros(total, self.hidden, dtype=self.dtype), [0] * len(ranks)
         for number, (rows, slot) in routed.items():

@@ -1,7 +1,7 @@
 """Table of routes: which process holds each expert, and where a token's experts are expected to be.
 
-A table decides where rows are computed, never what comes out: any table, also one that is wrong about every token, gives
-the same bits (`spread.mixture`).
+A table decides where rows are computed, never what comes out: any table, also one that is wrong about every token,
+gives the same bits (`spread.mixture`).
 """
 
 import json
@@ -43,7 +43,7 @@ class RouteTable:
         return cls(devices, 1.0, {layer: torch.arange(it.count) % devices for layer, it in mixtures_of(spec).items()})
 
     def check(self, spec: ModelSpec, devices: int, name: str = "The table of routes") -> None:
-        """InputError unless it is a table for the mixtures of this model over so many processes."""
+        """InputError unless it is a table for the mixtures of this model over this number of processes."""
         mixtures = mixtures_of(spec)
         if self.devices != devices:
             raise InputError(f"{name} is for {self.devices} processes, but expert_parallel is {devices}.")
@@ -117,7 +117,7 @@ def read_table(path: Path) -> RouteTable:
             about = file.metadata() or {}
             if about.get("format") != TABLE_FORMAT:
                 raise InputError(f"{path} is not a table of routes; make one with `paceline experts`.")
-            for name in file.keys():
+            for name in file.keys():  # noqa: SIM118  # it is no dictionary
                 part, _, layer = name.partition(".")
                 parts[part][int(layer)] = file.get_tensor(name)
             return RouteTable(int(about["devices"]), float(about["capacity"]), **parts)

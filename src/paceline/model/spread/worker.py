@@ -14,13 +14,12 @@ import torch
 
 from paceline.core.errors import PacelineError
 from paceline.model.blocks import Mixture
-from paceline.model.checkpoint import open_tensors, read_config
+from paceline.model.checkpoint import DTYPES, open_tensors, read_config
 from paceline.model.families import FAMILIES
 from paceline.model.linear import unfused
-from paceline.model.checkpoint import DTYPES
 from paceline.model.loader import Loader
 from paceline.model.spread.exchange import Exchange
-from paceline.model.spread.mixture import ExpertPart, ExpertShare
+from paceline.model.spread.mixture import ExpertShare, MixturePart
 
 MESSAGE = struct.Struct("<ii")
 """Layer, or REPORT, and rows of the pass; one byte for the home of each row follows."""
@@ -28,7 +27,7 @@ REPORT = -1
 """In place of a layer: say how many bytes went out."""
 
 
-def parts_of(path: Path, dtype: str, share: ExpertShare) -> tuple[dict[int, ExpertPart], str]:
+def parts_of(path: Path, dtype: str, share: ExpertShare) -> tuple[dict[int, MixturePart], str]:
     """A process's part of every mixture of a checkpoint, by layer, and the digest of its weights."""
     spec, tensors = read_config(path), open_tensors(path)
     packing = unfused(DTYPES[dtype])
@@ -43,14 +42,14 @@ def parts_of(path: Path, dtype: str, share: ExpertShare) -> tuple[dict[int, Expe
     return parts, loader.fingerprint.digest()
 
 
-def part_of(mixture: Mixture, layer: int, share: ExpertShare, hidden: int, dtype: torch.dtype) -> ExpertPart:
+def part_of(mixture: Mixture, layer: int, share: ExpertShare, hidden: int, dtype: torch.dtype) -> MixturePart:
     """A mixture that was loaded for this share."""
     experts = dict(zip(share.held(layer), mixture.experts, strict=True))
-    return ExpertPart(mixture.form, mixture.router, mixture.correction, share.places[layer], experts, hidden, dtype)
+    return MixturePart(mixture.form, mixture.router, mixture.correction, share.places[layer], experts, hidden, dtype)
 
 
 @torch.inference_mode()
-def serve(source: BinaryIO, parts: dict[int, ExpertPart], exchange: Exchange) -> None:
+def serve(source: BinaryIO, parts: dict[int, MixturePart], exchange: Exchange) -> None:
     """Take part in every mixture until the input ends."""
     while len(head := source.read(MESSAGE.size)) == MESSAGE.size:
         layer, rows = MESSAGE.unpack(head)
