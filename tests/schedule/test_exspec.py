@@ -2,16 +2,21 @@
 
 import random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
+from paceline.core.plan import Item, Plan
 from paceline.core.request import Request
+from paceline.schedule import policies
 from paceline.schedule.chunked import Chunked
 from paceline.schedule.exspec import PATIENCE_ROUNDS, Grouped, shape
 from paceline.schedule.orders import fcfs
+from tests.lossless.cases import Setting, plain
 from tests.schedule.population import Arrival, Population
 from tests.schedule.test_chunked import Held
+from tests.toy import VOCAB
 
 
 def request(i: int, tokens: int, max_nodes: int | None = None, left: int = 50) -> Request:
@@ -82,3 +87,51 @@ def test_the_grouping_rate_grows_with_the_window() -> None:
     rates = [rate(window) for window in (5, 8, 16, 32)]
     print(f"\ngrouping rate by window 5, 8, 16, 32: {rates}")
     assert rates == sorted(rates) and rates[0] < 0.1 and rates[-1] > 0.5
+
+
+def test_a_group_of_one_shape_gets_equal_rows_however_the_plan_divided_them() -> None:
+    """The plan decides late, and otherwise than the shapes expect."""
+    policy = grouped(2)
+    rs = [request(0, 9), request(1, 9), request(2, 99)]
+    assert ids(policy.turn(rs, 0.0)) == [0, 1]
+    given = [Item(rs[0], 1, 5, "ngram", "exact", chances=(0.9, 0.5)), Item(rs[1], 1, 2, "model", "exact", further=3)]
+    prompt = request(3, 9)
+    prompt.lease = Held(2)
+    plan = policies.finished(policy, Plan([*given, Item(prompt, 7, 4, "ngram", "exact")]))
+    assert [item.rows for item in plan.items] == [3, 3, 11] and policy.levelled == 1
+    assert plan.items[1] == given[1] and not plan.items[0].chances
+    assert policies.finished(policy, plan) == plan and policy.levelled == 1
+
+
+def test_a_mixed_group_keeps_its_rows() -> None:
+    policy = grouped(2)
+    rs = [request(0, 9), request(1, 70), request(2, 200)]
+    assert len(policy.turn(rs, 0.0)) == 2 and policy.fallback == 1
+    plan = Plan([Item(rs[0], 1, 5, "ngram", "exact"), Item(rs[1], 1, 2, "ngram", "exact")])
+    assert policies.finished(policy, plan) == plan
+
+
+@pytest.mark.parametrize("drafter", ["auto", "ngram|model"])
+def test_every_uniform_step_is_uniform_where_drafts_are_chosen_late(drafter: str) -> None:
+    """Eight requests in groups of three, drafters and lengths chosen for each request and step by times that are
+    arbitrary; the texts are those of plain decoding."""
+    setting = Setting(max_requests=8, row_budget=64, blocks=200, group_size=3, clock=7)
+    engine = setting.engine()
+    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=20, ignore_eos=True, drafter=drafter).resolve({})
+              for i in range(8)]  # fmt: skip
+    requests = [engine.submit([i % VOCAB, 2, 3], each)[0] for i, each in enumerate(params)]
+    when, alike, level = engine.desk.schedule, list[bool](), Grouped.level
+    assert isinstance(when, Grouped)
+
+    def noted(self: Grouped, plan: Plan) -> Plan:
+        done = level(self, plan)
+        alike.append(not self._alike or len({i.rows for i in done.items if i.completes and i.given == 1}) <= 1)
+        return done
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Grouped, "level", noted)
+        while engine.busy:
+            engine.step()
+    assert all(alike) and when.grouped > 5
+    for request_, each in zip(requests, params):
+        assert request_.output == plain(setting.target(), request_.prompt, each)
