@@ -1,14 +1,15 @@
 """Groups of equal shape: members are alike, the rate grows with the window, nobody is left out for long."""
 
 import random
+from collections.abc import Sequence
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import Item, Plan
+from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
+from paceline.plan import LengthPolicy, Share, StepDecision
 from paceline.schedule import policies
 from paceline.schedule.chunked import Chunked
 from paceline.schedule.exspec import PATIENCE_ROUNDS, Grouped, shape
@@ -111,27 +112,37 @@ def test_a_mixed_group_keeps_its_rows() -> None:
     assert policies.finished(policy, plan) == plan
 
 
-@pytest.mark.parametrize("drafter", ["auto", "ngram|model"])
-def test_every_uniform_step_is_uniform_where_drafts_are_chosen_late(drafter: str) -> None:
-    """Eight requests in groups of three, drafters and lengths chosen for each request and step by times that are
-    arbitrary; the texts are those of plain decoding."""
-    setting = Setting(max_requests=8, row_budget=64, blocks=200, group_size=3, clock=7)
+class Uneven(LengthPolicy):
+    """Policy that gives each request another number of nodes, whatever its shape."""
+
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        given = {r.id: min(1 + r.id % 3, r.left - 1, room // len(requests)) for r in requests}
+        return StepDecision({i: Share("user" if n > 0 else "none", max(n, 0), max(n, 0)) for i, n in given.items()})
+
+
+def test_every_uniform_step_of_an_engine_is_uniform() -> None:
+    """Eight requests in groups of three; the texts are those of plain decoding."""
+    setting = Setting(max_requests=8, row_budget=64, blocks=200, group_size=3)
     engine = setting.engine()
-    params = [SamplingParams(temperature=1.0, seed=i, max_tokens=20, ignore_eos=True, drafter=drafter).resolve({})
-              for i in range(8)]  # fmt: skip
+    engine.table.policy = Uneven()
+    wish = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True, "drafter": "user"}
+    params = [SamplingParams(seed=i, **wish).resolve({}) for i in range(8)]  # type: ignore[arg-type]
     requests = [engine.submit([i % VOCAB, 2, 3], each)[0] for i, each in enumerate(params)]
-    when, alike, level = engine.desk.schedule, list[bool](), Grouped.level
+    when, desk_plan, grouped_before = engine.desk.schedule, engine.desk.plan, 0
     assert isinstance(when, Grouped)
+    uneven = 0
 
-    def noted(self: Grouped, plan: Plan) -> Plan:
-        done = level(self, plan)
-        alike.append(not self._alike or len({i.rows for i in done.items if i.completes and i.given == 1}) <= 1)
-        return done
+    def noted(now: float) -> Plan:
+        nonlocal grouped_before, uneven
+        plan = desk_plan(now)
+        rows = {item.rows for item in plan.items if item.given == 1}
+        uneven += when.grouped > grouped_before and len(rows) > 1
+        grouped_before = when.grouped
+        return plan
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Grouped, "level", noted)
-        while engine.busy:
-            engine.step()
-    assert all(alike) and when.grouped > 5
-    for request_, each in zip(requests, params):
-        assert request_.output == plain(setting.target(), request_.prompt, each)
+    engine.desk.plan = noted  # type: ignore[method-assign]
+    while engine.busy:
+        engine.step()
+    assert when.levelled > 3 and uneven == 0
+    for made, each in zip(requests, params):
+        assert made.output == plain(setting.target(), made.prompt, each)
