@@ -106,7 +106,7 @@ class Study:
             engine.step()
         model: Any = engine.model
         before, had = model.expert_loads, len(others[0].output)
-        while len(others[0].output) < had + 16:
+        while len(others[0].output) < had + 48:
             engine.step()
         alone = (model.expert_loads - before) / (len(others[0].output) - had)
         self.use(name)

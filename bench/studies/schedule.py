@@ -320,24 +320,29 @@ def grouping(study: Study) -> dict[str, Any]:
     rng = random.Random(args.seed)
     jobs = [(rng.choice(study.short), rng.randrange(args.output // 2, args.output)) for _ in range(args.requests)]
 
-    def texts(window: int, batch: int | None) -> tuple[list[list[int]], Any]:
-        engine.desk.max_requests = window
+    def texts(window: int, batch: int | None) -> tuple[list[list[int]], Any, float]:
+        engine.desk.max_requests, began = window, time.perf_counter()
         shape = exspec.shape(engine.table.defaults)
         when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, shape=shape)
         engine.desk.schedule = when
         requests = [study.submit(*job) for job in jobs]
         study.finish()
-        return [r.output for r in requests], when
+        outputs = [r.output for r in requests]
+        return outputs, when, sum(map(len, outputs)) / (time.perf_counter() - began)
 
-    want, _ = texts(engine.config.max_requests, None)
+    want, _, _ = texts(engine.config.max_requests, None)
     rows, out = [], dict[str, Any]()
     for window in (args.batch + 1, 2 * args.batch, 4 * args.batch, 8 * args.batch, 16 * args.batch):
-        got, when = texts(min(window, engine.config.max_requests), args.batch)
+        window = min(window, engine.config.max_requests)
+        _, _, free = texts(window, None)
+        got, when, speed = texts(window, args.batch)
         same = sum(a == b for a, b in zip(want, got)) / len(want)
-        out[str(window)] = {"rate": when.rate, "grouped": when.grouped, "fallback": when.fallback, "equal": same}
-        rows.append([str(window), f"{when.rate:.3f}", str(when.grouped), str(when.fallback), f"{same:.0%}"])
+        out[str(window)] = {"rate": when.rate, "grouped": when.grouped, "fallback": when.fallback,
+                            "levelled": when.levelled, "equal": same, "speed": speed / free}  # fmt: skip
+        counts = (when.grouped, when.levelled, when.fallback)
+        rows.append([str(window), f"{when.rate:.3f}", *map(str, counts), f"{same:.0%}", f"{speed / free:.2f}"])
     print(f"\nGroups of {args.batch}, {args.requests} requests\n")
-    markdown(["window", "grouping rate", "grouped", "fallback", "equal texts"], rows)
+    markdown(["window", "grouping rate", "grouped", "levelled", "fallback", "equal texts", "tokens/s, of free"], rows)
     return out
 
 

@@ -1,17 +1,23 @@
 """Groups of equal shape: members are alike, the rate grows with the window, nobody is left out for long."""
 
 import random
+from collections.abc import Sequence
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
+from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
+from paceline.plan import LengthPolicy, Share, StepDecision
+from paceline.schedule import policies
 from paceline.schedule.chunked import Chunked
 from paceline.schedule.exspec import PATIENCE_ROUNDS, Grouped, shape
 from paceline.schedule.orders import fcfs
+from tests.lossless.cases import Setting, plain
 from tests.schedule.population import Arrival, Population
 from tests.schedule.test_chunked import Held
+from tests.toy import VOCAB
 
 
 def request(i: int, tokens: int, max_nodes: int | None = None, left: int = 50) -> Request:
@@ -82,3 +88,61 @@ def test_the_grouping_rate_grows_with_the_window() -> None:
     rates = [rate(window) for window in (5, 8, 16, 32)]
     print(f"\ngrouping rate by window 5, 8, 16, 32: {rates}")
     assert rates == sorted(rates) and rates[0] < 0.1 and rates[-1] > 0.5
+
+
+def test_a_group_of_one_shape_gets_equal_rows_however_the_plan_divided_them() -> None:
+    """The plan decides late, and otherwise than the shapes expect."""
+    policy = grouped(2)
+    rs = [request(0, 9), request(1, 9), request(2, 99)]
+    assert ids(policy.turn(rs, 0.0)) == [0, 1]
+    given = [Item(rs[0], 1, 5, "ngram", "exact", chances=(0.9, 0.5)), Item(rs[1], 1, 2, "model", "exact", further=3)]
+    prompt = request(3, 9)
+    prompt.lease = Held(2)
+    plan = policies.finished(policy, Plan([*given, Item(prompt, 7, 4, "ngram", "exact")]))
+    assert [item.rows for item in plan.items] == [3, 3, 11] and policy.levelled == 1
+    assert plan.items[1] == given[1] and not plan.items[0].chances
+    assert policies.finished(policy, plan) == plan and policy.levelled == 1
+
+
+def test_a_mixed_group_keeps_its_rows() -> None:
+    policy = grouped(2)
+    rs = [request(0, 9), request(1, 70), request(2, 200)]
+    assert len(policy.turn(rs, 0.0)) == 2 and policy.fallback == 1
+    plan = Plan([Item(rs[0], 1, 5, "ngram", "exact"), Item(rs[1], 1, 2, "ngram", "exact")])
+    assert policies.finished(policy, plan) == plan
+
+
+class Uneven(LengthPolicy):
+    """Policy that gives each request another number of nodes, whatever its shape."""
+
+    def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
+        given = {r.id: min(1 + r.id % 3, r.left - 1, room // len(requests)) for r in requests}
+        return StepDecision({i: Share("user" if n > 0 else "none", max(n, 0), max(n, 0)) for i, n in given.items()})
+
+
+def test_every_uniform_step_of_an_engine_is_uniform() -> None:
+    """Eight requests in groups of three; the texts are those of plain decoding."""
+    setting = Setting(max_requests=8, row_budget=64, blocks=200, group_size=3)
+    engine = setting.engine()
+    engine.table.policy = Uneven()
+    wish = {"temperature": 1.0, "max_tokens": 20, "ignore_eos": True, "drafter": "user"}
+    params = [SamplingParams(seed=i, **wish).resolve({}) for i in range(8)]  # type: ignore[arg-type]
+    requests = [engine.submit([i % VOCAB, 2, 3], each)[0] for i, each in enumerate(params)]
+    when, desk_plan, grouped_before = engine.desk.schedule, engine.desk.plan, 0
+    assert isinstance(when, Grouped)
+    uneven = 0
+
+    def noted(now: float) -> Plan:
+        nonlocal grouped_before, uneven
+        plan = desk_plan(now)
+        rows = {item.rows for item in plan.items if item.given == 1}
+        uneven += when.grouped > grouped_before and len(rows) > 1
+        grouped_before = when.grouped
+        return plan
+
+    engine.desk.plan = noted  # type: ignore[method-assign]
+    while engine.busy:
+        engine.step()
+    assert when.levelled > 3 and uneven == 0
+    for made, each in zip(requests, params):
+        assert made.output == plain(setting.target(), made.prompt, each)

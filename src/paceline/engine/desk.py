@@ -164,7 +164,7 @@ class Desk:
         plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         while plan.preempt and self._give_up():
             plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
-        plan = policies.staged(self.schedule, plan)
+        plan = policies.finished(self.schedule, plan)
         plan.validate(self.planner.row_budget)
         self._stop(plan.preempt)
         return replace(plan, preempt=[*yielded, *plan.preempt]) if yielded else plan

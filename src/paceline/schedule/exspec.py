@@ -3,9 +3,10 @@ lengths is cheaper than a fuller one of mixed shape: fixed graphs, static shapes
 pages know no padding."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
+from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.schedule import Order, SchedulePolicy
 
@@ -30,6 +31,10 @@ class Grouped:
     """Steps whose group was of one shape."""
     fallback: int = 0
     """Steps that had to mix."""
+    levelled: int = 0
+    """Steps of those in which the plan gave unequal rows, and the longer drafts were cut."""
+    _alike: bool = False
+    """Is the group of the step that is planned of one shape?"""
     _left_out: dict[int, int] = field(default_factory=dict)
     """Steps since a request decoded."""
 
@@ -40,6 +45,7 @@ class Grouped:
     def turn(self, order: Sequence[Request], now: float) -> list[Request]:
         turn = self.inner.turn(order, now)
         window = [r for r in turn if r.pending == 1 and not r.layer]
+        self._alike = False
         group = self._group(window) if len(window) > self.batch else window
         served = {r.id for r in group}
         if window:
@@ -48,6 +54,21 @@ class Grouped:
 
     def rows(self, turn: Sequence[Request], now: float) -> int:
         return self.inner.rows(turn, now)
+
+    def level(self, plan: Plan) -> Plan:
+        """The plan of a step whose group is of one shape with as many rows for each: those of the shortest draft. How
+        many a request gets is decided late (`auto`), so a shape is an expectation, and this is what makes it true."""
+        drafting = [item for item in plan.items if item.request.pending == 1 and item.completes]
+        least = min((item.nodes for item in drafting), default=0)
+        longer = {item.request.id for item in drafting if item.nodes > least}
+        if not self._alike or not longer:
+            return plan
+        self.levelled += 1
+        cut = [
+            item._replace(nodes=least, further=0, chances=()) if item.request.id in longer else item
+            for item in plan.items
+        ]
+        return replace(plan, items=cut)
 
     @property
     def rate(self) -> float:
@@ -68,6 +89,7 @@ class Grouped:
             bucket.append(request)
             if len(bucket) == self.batch and (not late or late[0] in bucket):
                 self.grouped += 1
+                self._alike = True
                 return bucket
         self.fallback += 1
         return window[: self.batch]

@@ -22,7 +22,7 @@ class Layered:
     run through all layers that are left."""
 
     def __init__(self, chunked: Chunked, layers: int, groups: int | None = None) -> None:
-        """`layers`: of the target. `groups`: always so many, at most one a layer; None: as said above."""
+        """`layers`: of the target. `groups`: this number of groups, at most one a layer; None: as said above."""
         self.chunked, self.layers, self.groups = chunked, layers, groups
         self._ends: list[int] = []
         """Layer behind the last one of each group, of the cohort that is in flight."""
@@ -51,7 +51,7 @@ class Layered:
         staged = {item.request.id: self._stage(item, whole) for item in cohort}
         if not any(item.first or item.partial for item in staged.values()):
             return plan
-        # a pass whose rows enter and leave midway is not cut once more for what drafts beside it
+        # no drafter works while such a pass runs: it is cut by layers already
         items = [staged.get(item.request.id, item._replace(further=0)) for item in plan.items]
         return replace(plan, items=items)
 

@@ -97,10 +97,12 @@ def policy(
     return made if group_size is None else Grouped(made, group_size, shape)
 
 
-def staged(made: SchedulePolicy, plan: Plan) -> Plan:
-    """The plan with the layers that the rows of its prompts run through, where the policy divides layers."""
-    inner = made.inner if isinstance(made, Grouped) else made
-    return inner.staged(plan) if isinstance(inner, Layered) else plan
+def finished(made: SchedulePolicy, plan: Plan) -> Plan:
+    """The plan with equal rows for a group of one shape, where the policy makes groups, and with the layers that the
+    rows of its prompts run through, where it divides layers."""
+    if isinstance(made, Grouped):
+        made, plan = made.inner, made.level(plan)
+    return made.staged(plan) if isinstance(made, Layered) else plan
 
 
 def check_wishes(params: SamplingParams, order: str) -> None:
