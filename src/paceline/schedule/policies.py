@@ -101,8 +101,7 @@ def finished(made: SchedulePolicy, plan: Plan) -> Plan:
     """The plan with equal rows for a group of one shape, where the policy makes groups, and with the layers that the
     rows of its prompts run through, where it divides layers."""
     if isinstance(made, Grouped):
-        plan = made.level(plan)
-        made = made.inner
+        plan, made = made.level(plan), made.inner
     return made.staged(plan) if isinstance(made, Layered) else plan
 
 
