@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: run serve test lint types tests docs asan clean
+.PHONY: run serve test lint types native tests docs asan clean
 
 run: $(VENV)/installed
 	$(BIN)/paceline demo
@@ -20,7 +20,9 @@ else
 	exec $(BIN)/paceline serve $$MODEL
 endif
 
-test: lint types tests
+test: lint
+	$(MAKE) -j 2 types native
+	$(MAKE) tests
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check
@@ -28,6 +30,10 @@ lint: $(VENV)/installed-dev
 
 types: $(VENV)/installed-dev
 	$(BIN)/mypy
+
+# The native library where the tests look for it; a compiler has one core for over a minute.
+native: $(VENV)/installed-dev
+	PACELINE_CACHE=$(CURDIR)/.cache/paceline $(BIN)/python -c 'from paceline.native.build import library; library()'
 
 # One thread per worker: torch would otherwise start as many as there are cores in each of them.
 tests: $(VENV)/installed-dev

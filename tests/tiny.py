@@ -39,6 +39,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }
 """What each family's config says beyond the common sizes; windows are smaller than the texts of the tests."""
 
+MAMBA = {
+    "num_key_value_heads": 2,
+    "mamba_n_heads": 4,
+    "mamba_d_head": 16,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+}
+DELTA = {
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "full_attention_interval": 2,
+}
 MORE: dict[str, dict[str, Any]] = {
     "gemma": {"model_type": "gemma", "num_key_value_heads": 1, "head_dim": 16},
     "ministral": {"model_type": "ministral", "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7},
@@ -156,6 +172,57 @@ MORE: dict[str, dict[str, Any]] = {
             "mscale_all_dim": 1.0,
         },
     },
+    "mamba2": {"model_type": "mamba2", "num_heads": 4, "head_dim": 16, "state_size": 8, "n_groups": 2},
+    "bamba": {"model_type": "bamba", **MAMBA, "attn_layer_indices": [1]},
+    "granitemoehybrid": {
+        "model_type": "granitemoehybrid",
+        **MAMBA,
+        "layer_types": ["linear_attention", "full_attention"],
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "shared_intermediate_size": 48,
+        "embedding_multiplier": 3.0,
+        "residual_multiplier": 0.3,
+        "attention_multiplier": 0.2,
+        "logits_scaling": 4.0,
+    },
+    "falcon_h1": {
+        "model_type": "falcon_h1",
+        **MAMBA,
+        "mamba_d_ssm": 64,
+        "attention_in_multiplier": 0.7,
+        "attention_out_multiplier": 1.3,
+        "key_multiplier": 0.6,
+        "ssm_in_multiplier": 1.2,
+        "ssm_out_multiplier": 0.8,
+        "ssm_multipliers": [0.9, 1.1, 0.7, 1.3, 0.8],
+        "mlp_multipliers": [0.6, 1.4],
+        "lm_head_multiplier": 0.5,
+        "embedding_multiplier": 2.0,
+    },
+    "nemotron_h": {
+        "model_type": "nemotron_h",
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp", "moe"],
+        "n_routed_experts": 4,
+        "moe_intermediate_size": 24,
+        "moe_shared_expert_intermediate_size": 40,
+        "routed_scaling_factor": 1.7,
+    },
+    "qwen3_next": {
+        "model_type": "qwen3_next",
+        **DELTA,
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24,
+        "shared_expert_intermediate_size": 40,
+    },
+    "qwen3_5_text": {"model_type": "qwen3_5_text", **DELTA},
     "lfm2_moe": {
         "model_type": "lfm2_moe",
         "num_key_value_heads": 2,
@@ -227,7 +294,9 @@ def tiny_checkpoint(
     from transformers import AutoConfig, AutoModelForCausalLM
 
     config = AutoConfig.for_model(**tiny_config(family, vocab=vocab, layers=layers, hidden=hidden, **changes))
-    model = AutoModelForCausalLM.from_config(config)
+    with torch.random.fork_rng([]):
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config)
     randomise(model, seed)
     model.save_pretrained(path, max_shard_size=shard)
     if with_tokenizer:

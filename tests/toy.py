@@ -17,7 +17,7 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
-from paceline.model.state import States
+from paceline.model.state import Scan, States
 from paceline.sample.filters import Warp, law
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race, winners
@@ -269,9 +269,9 @@ class RecurrentToy(Toy):
 
     def allocate(self, blocks: int, block_size: int) -> None:
         super().allocate(blocks, block_size)
-        self.states = States(blocks, block_size, self.device)
+        self.states = States(blocks, block_size, self.device, self.replay)
         for _ in range(LAYERS // 2):
-            self.states.add((2,), torch.float64)
+            self.states.add([((2,), torch.float64)], 1, torch.float64)
 
     def forward(self, rows: Rows) -> Out:
         self.scan = self.states.scan(rows)
@@ -281,12 +281,30 @@ class RecurrentToy(Toy):
         if layer % 2 == 0:
             super().layer(rows, layer, states, skip, fuzzy)
             return
-        start, read = self.scan.start(layer // 2), list[torch.Tensor]()
-        for row, (text, parent) in enumerate(zip(self.scan.text, self.scan.parent)):
-            read.append(self.advanced(start[text] if parent < 0 else read[parent], states[row][0]))
-            phase, code = read[row].tolist()
+        tokens = torch.tensor([[state[0]] for state in states], dtype=torch.float64)
+        for row, read in enumerate(self.read_through(self.scan, layer // 2, tokens)[self.scan.own].tolist()):
+            phase, code = read
             states[row][1] = states[row][1] * BASE + 2 * (int(phase) * CODES + CODES - 1 - int(code) + 1)
-        self.scan.keep(layer // 2, torch.stack(read)[self.scan.kept])
+        self.scan.record(layer // 2, tokens)
+
+    def read_through(self, scan: Scan, index: int, tokens: torch.Tensor) -> torch.Tensor:
+        """The state behind each row; leaves the anchors."""
+        tokens, read = scan.everything(index, tokens), list[torch.Tensor]()
+        for text, part in enumerate(scan.parts):
+            for row in range(part.rows):
+                before = row - 1
+                if row >= part.chain:
+                    parent = part.parents[row - part.chain]
+                    before = part.chain + parent if parent >= 0 else part.chain - 1
+                above = scan.start(index, text)[0] if before < 0 else read[part.first + before]
+                read.append(self.advanced(above, int(tokens[part.first + row])))
+            for row, place in part.anchors:
+                scan.anchor(index, place, [read[part.first + row]])
+        return torch.stack(read)
+
+    def replay(self, scan: Scan) -> None:
+        for index in range(LAYERS // 2):
+            self.read_through(scan, index, torch.empty(0, 1, dtype=torch.float64))
 
     @staticmethod
     def advanced(state: torch.Tensor, token: int) -> torch.Tensor:

@@ -18,7 +18,7 @@ WRONG = {
     "presence_penalty": [-2.1, 2.1, NAN, "1", None],
     "frequency_penalty": [-2.1, 2.1, NAN],
     "allowed_tokens": [[]],
-    "bad_words": ["word"],
+    "bad_words": ["word", ["x" * 40_000, [1], "x" * 40_000]],
     "stop": ["", [""], ["a", ""], [None]],
     "stop_token_ids": ["12"],
     "logprobs": [-1, 1.0, True],

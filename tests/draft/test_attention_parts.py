@@ -12,7 +12,8 @@ from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import PROBE, ROOT, Forest, Law
 from paceline.core.rows import RowsBuilder
 from paceline.draft import eagle3, ppd
-from paceline.draft.eagle3 import Eagle, EagleShape, random_weights
+from paceline.draft.eagle3 import Eagle
+from paceline.draft.eagle_shape import EagleShape, random_weights
 from paceline.draft.head import HeadFiles, method_of
 from paceline.draft.layers import ABSENT_LOGIT
 from paceline.draft.longspec import merge, part

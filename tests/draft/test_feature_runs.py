@@ -15,7 +15,8 @@ from paceline.core.proposer import Draft, Turn
 from paceline.core.result import Round
 from paceline.core.rows import RowsBuilder
 from paceline.draft import dyspec, feature
-from paceline.draft.eagle3 import Eagle, EagleShape, random_weights
+from paceline.draft.eagle3 import Eagle
+from paceline.draft.eagle_shape import EagleShape, random_weights
 from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.feature_runs import FeatureProposer
 from paceline.draft.head import HeadFiles

@@ -28,7 +28,7 @@ from paceline.simulate.record import record
 from paceline.simulate.replay import replay
 from paceline.verify import walk
 from tests.lossless.cases import FEATURES, Setting, Wish, check, plain, run, settings_st, wish_st
-from tests.lossless.test_law import worst_p
+from tests.lossless.test_law import p_of_a_mutant, worst_p
 from tests.tiny import tiny_checkpoint
 
 FAST = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
@@ -155,7 +155,7 @@ def branch_of_another_request(patch: MonkeyPatch) -> None:
 )
 def test_mutant_dies_in_law(mutant: Any, monkeypatch: MonkeyPatch) -> None:
     mutant(monkeypatch)
-    assert worst_p("pearl", "chain", "temperature", range(1), 6000) < 1e-6
+    assert p_of_a_mutant("pearl", "chain", "temperature", 6000) < 1e-6
 
 
 @pytest.mark.full

@@ -142,6 +142,7 @@ class Setting:
     order: str = "fcfs"
     tbt_target_ms: float | None = None
     group_size: int | None = None
+    layer_groups: int | None = None
     patience_ms: float = 0.0
     check: bool = True
     words: int = 0
@@ -167,6 +168,7 @@ class Setting:
             blocks=blocks, block_size=self.block_size, max_requests=self.max_requests,
             row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
+            layer_groups=self.layer_groups if self.schedule == "layered" else None,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
         )  # fmt: skip
         target = self.target()
@@ -273,6 +275,7 @@ settings_st = st.builds(
     schedule=st.sampled_from(SCHEDULES),
     order=st.sampled_from(list(ORDERS)),
     group_size=st.sampled_from([None, None, 1, 2]),
+    layer_groups=st.sampled_from([None, 2, 3, 99]),
     patience_ms=st.sampled_from([0.0, 1e9]),
     words=st.sampled_from([0, 1, 3, 5]),
     clock=st.integers(0, 2**16),

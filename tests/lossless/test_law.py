@@ -178,7 +178,7 @@ def test_the_law_is_kept_where_drafts_are_cut(verifier: str, monkeypatch: pytest
 
     monkeypatch.setattr(Price, "panels", lambda self, choice, goodput: (Panel(self.base.rows + 20, 1e9, 0.0),))
     monkeypatch.setattr("paceline.engine.drafters.trim", counted)
-    assert worst_p(f"{first}|{second}", verifier, "temperature", range(2)) > 1e-4
+    assert worst_p(f"{first}|{second}", verifier, "temperature", range(1)) > 1e-4
     assert cuts[0]
 
 
@@ -189,7 +189,7 @@ def test_the_law_is_kept_with_a_draft_vocabulary(drafter: str, verifier: str, mo
     """Drafts are made of four of the seven tokens, of other four after each step."""
     narrow = replace(law_setting(), words=4)
     monkeypatch.setattr("tests.lossless.test_law.law_setting", lambda: narrow)
-    assert worst_p(drafter, verifier, "temperature", range(2)) > 1e-4
+    assert worst_p(drafter, verifier, "temperature", range(1)) > 1e-4
 
 
 def test_greedy_is_plain() -> None:

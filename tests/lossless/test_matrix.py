@@ -31,7 +31,8 @@ AXES: dict[str, Sequence[Any]] = {
     "feature": list(FEATURES), "model_seed": range(6), "sharpness": [0.5, 2.0, 4.0], "draft_noise": [0.0, 0.3, 1.0],
     "blocks": [1, 6, 40], "block_size": [1, 2, 3, 8], "max_requests": [1, 2, 5], "row_budget": [1, 5, 9, 33],
     "nodes": [1, 2, 3, 5, 8, 12], "prefix_cache": [True, False], "schedule": SCHEDULES, "order": list(ORDERS),
-    "group_size": [None, 1, 2], "patience_ms": [0.0, 1e9], "words": [0, 1, 3, 5], "n": [1, 3],
+    "group_size": [None, 1, 2], "layer_groups": [None, 2, 99],
+    "patience_ms": [0.0, 1e9], "words": [0, 1, 3, 5], "n": [1, 3],
     "ignore_eos": [True, False],
 }  # fmt: skip
 """Of the engine, and of the requests."""

@@ -31,15 +31,22 @@ computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch
 
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
 float32. `ministral3` is served up to the length of its first training, where its rule for longer texts changes
-nothing. Of checkpoints that read pictures, too (`gemma3`, `mistral3`, `qwen3_vl`), the text's model is served, without
-the tower. A setting or a tensor that would change the text is used or refused, never left out in silence.
+nothing. Of checkpoints that read pictures, too (`gemma3`, `mistral3`, `qwen3_vl`, `qwen3_5`), the text's model is served,
+without the tower. A setting or a tensor that would change the text is used or refused, never left out in silence.
 `paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
 
-Layers with a *state* (LFM2's short convolutions) keep one for each text and for each block of the cache, whose size
-counts in the memory budget: with a large state choose larger blocks (`--block-size`). Shared prefixes bring the state
-behind their last full block along; to rewind or fork a text goes back to the end of a block and computes the rest
-again. Drafters that run a part of the model's layers (`swift`, `early_exit`, `del`), and joins, are refused for such
-models.
+Layers with a *state* read a text through numbers that do not grow with it: short convolutions, Mamba-2, the gated delta
+rule. Such a state may take many megabytes (Granite 4, Falcon-H1, Nemotron, Qwen3-Next, Qwen 3.5: 20 to 100). A text has
+one or two at a time; candidates of a draft keep what they bring to it, some kilobytes each, and what was accepted is
+read again in the next pass. One more lies with each block of the cache, whose size grows with the state until that is
+64 KiB a token at most (`--block-size` is the least size). So shared prefixes bring their state along, in whole blocks;
+to rewind or fork a text goes back to the end of a block and computes the rest again. The memory budget counts all of
+it. Every drafter that is not named below drafts for them, and a tree is verified in one pass: in Mamba-2 by the tree's
+own mask over decays (STree), in the gated delta rule by one triangular solve. Drafters that run a part of the model's
+layers (`swift`, `early_exit`, `del`), and joins, are refused for such models.
+
+Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens along (`mtp.*`). It becomes the drafter
+`mtp`, which `auto` tries by itself; with a draft model it is left out.
 
 | model type | architecture | native | as GGUF | departs from llama by |
 |---|---|---|---|---|
@@ -91,6 +98,12 @@ def departures(family: Family) -> str:
     said = {
         "a mixture of experts": family.experts,
         "short convolutions with a state": family.conv,
+        "Mamba-2 with a state": family.mamba,
+        "the gated delta rule with a state": family.delta,
+        "attention beside it": family.multiplied,
+        "no feed-forward": family.feedless,
+        "feed-forward layers of their own": family.apart,
+        "gated attention": family.gated_attention,
         "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
         "q/k norms": family.qk_norm,
         "over all heads": family.whole_norm,
@@ -100,14 +113,14 @@ def departures(family: Family) -> str:
         "parallel feed-forward": family.parallel,
         "ungated feed-forward": family.ungated,
         "sliding windows": family.window,
-        "layers without rotation": family.unrotated,
+        "layers without rotation": family.unrotated or family.turned is not None,
         "pairs side by side": family.interleaved,
         "scaled embeddings": family.embedding_scaled or family.embedding_scale,
         "scaled residuals": family.residual_scale,
         "scaled scores": family.attention_scale or family.score_scale,
         "scaled logits": family.logit_scale,
         "soft caps": family.attention_softcap or family.logit_softcap,
-        "fused matrices": len(names.qkv) < 3 or (len(names.gate_up) < 2 and not family.ungated),
+        "fused matrices": len(names.qkv) < 3 or (len(names.gate_up) < 2 and not family.ungated and not family.feedless),
         "norms about 1": family.norm_offset != plain.norm_offset,
     }
     return ", ".join(word for word, is_so in said.items() if is_so) or "nothing"

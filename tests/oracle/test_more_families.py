@@ -16,15 +16,30 @@ from tests.oracle.cases import BLOCK, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import FAMILIES, MORE
 
+HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 CASES = {name: Case(name) for name in MORE} | {
     "exaone4-full": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "starcoder2-untied": Case("starcoder2", {"tie_word_embeddings": False, "use_bias": False, "sliding_window": None}),
     "smollm3-window": Case("smollm3", {"use_sliding_window": True, "sliding_window": 6}),
     "olmo2-one-head": Case("olmo2", {"num_key_value_heads": 4, "attention_bias": True}),
     "lfm2_moe": Case("lfm2_moe", {"layer_types": ["conv", "full_attention", "conv"]}),
+    "granitemoehybrid": Case("granitemoehybrid", {"layer_types": HYBRID}),
+    "granitemoehybrid-dense": Case(
+        "granitemoehybrid", {"layer_types": HYBRID, "num_local_experts": 0, "position_embedding_type": "rope"}
+    ),
+    "mamba2-biases": Case("mamba2", {"use_bias": True, "use_conv_bias": False, "tie_word_embeddings": True}),
+    "mamba2-limits": Case("mamba2", {"time_step_limit": [0.3, 0.8], "n_groups": 1}),
+    "falcon_h1-normed": Case("falcon_h1", {"mamba_rms_norm": True, "mamba_proj_bias": True, "projectors_bias": True}),
+    "falcon_h1-gate-first": Case(
+        "falcon_h1",
+        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "attention_bias": True, "mlp_bias": True},
+    ),
+    "qwen3_5-biases": Case("qwen3_5_text", {"attention_bias": True, "linear_num_value_heads": 6}),
+    "qwen3_next-dense": Case("qwen3_next", {"mlp_only_layers": [1]}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
-NATIVE = [name for name in MORE if not name.startswith("lfm2")]
+RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
+NATIVE = [name for name in MORE if not name.startswith(RECURRENT)]
 
 
 def test_every_family_has_a_case() -> None:

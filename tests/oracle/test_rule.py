@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import CheckpointError
-from paceline.draft.eagle3 import EagleShape, random_weights
+from paceline.draft.eagle_shape import EagleShape, random_weights
 from paceline.draft.head import HeadFiles, load_head
 from paceline.model.gguf import load_header, spec_of
 from paceline.model.linear import plain
@@ -33,7 +33,8 @@ def families(whole: bool) -> list[Any]:
 
 def options(family: str) -> dict[str, Any]:
     """What three layers need."""
-    return {"layer_types": ["conv", "full_attention", "conv"]} if family == "lfm2_moe" else {}
+    kind = {"lfm2_moe": "conv", "granitemoehybrid": "linear_attention"}.get(family)
+    return {} if kind is None else {"layer_types": [kind, "full_attention", kind]}
 
 
 @pytest.mark.parametrize("family", families(False))
@@ -158,10 +159,10 @@ FLOAT = plain(torch.float32, torch.device("cpu"))
 
 
 def test_heads_with_parts_that_are_not_computed(tmp_path: Path) -> None:
-    """EAGLE-3: scaled rotations are used, biases and variants refused; its authors' file is read."""
+    """EAGLE-3: scaled rotations are used, variants refused; its authors' file is read."""
     layer = SHAPE.written()["transformer_layer_config"]
     scaled = {"rope_type": "linear", "factor": 4.0}
-    weights = random_weights(SHAPE)
+    weights = {**random_weights(SHAPE), "d2t": torch.arange(20)}
     torch.save(weights, tmp_path / "pytorch_model.bin")
 
     def load(**changes: Any) -> Any:
@@ -179,6 +180,6 @@ def test_heads_with_parts_that_are_not_computed(tmp_path: Path) -> None:
     ):
         with pytest.raises(CheckpointError, match=r"attention_bias|hidden_act|dynamic"):
             load(**changes)
-    torch.save({**weights, "fc.bias": torch.ones(8)}, tmp_path / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"fc\.bias"):
+    torch.save({**weights, "norm.bias": torch.ones(8)}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"norm\.bias"):
         load()

@@ -156,14 +156,13 @@ def keeps(result: dict[str, Any], budget: int) -> None:
 
 
 @LINUX
-@pytest.mark.parametrize("seed", range(2))
-def test_no_budget_is_exceeded(seed: int) -> None:
-    held(seed)
+def test_no_budget_is_exceeded() -> None:
+    held(0)
 
 
 @LINUX
 @pytest.mark.full
-@pytest.mark.parametrize("seed", range(2, 202))
+@pytest.mark.parametrize("seed", range(1, 202))
 def test_no_budget_of_two_hundred_is_exceeded(seed: int) -> None:
     held(seed)
 

@@ -71,6 +71,7 @@ class Population:
         self.policy = policies.policy(
             self.schedule, self.order, self.budget, forecast=Stairs(), group_size=self.group_size,
             tbt_target_ms=None if self.target is None else 1e3 * self.target, shape=exspec.shape(table.defaults),
+            layers=5,
         )  # fmt: skip
         cache = Cache(self.blocks, self.size)
         self.desk = Desk(cache, self.policy, Planner(table.decide, self.budget), table, self.places)
@@ -110,7 +111,9 @@ class Population:
         for item in plan.items:
             self.compute(item)
             start, pending = before[item.request.id]
-            if item.request.finish is None and item.given < pending:  # a chunk: the next begins where it ended
+            if item.partial:
+                assert (item.request.length, item.request.pending) == (start, pending)
+            elif item.request.finish is None and item.given < pending:  # a chunk: the next begins where it ended
                 assert (item.request.length, item.request.pending) == (start + item.given, pending - item.given)
         self.desk.cache.check_integrity()
         self.log.append(([(i.request.id, i.given, i.nodes) for i in plan.items], [r.id for r in plan.preempt]))
@@ -120,10 +123,11 @@ class Population:
     def check(self, plan: Plan, decoding: list[Request]) -> None:
         assert plan.items or plan.preempt
         assert plan.rows <= self.budget
+        assert len({(i.first, i.last) for i in plan.items if i.first or i.partial}) <= 1, "two cohorts at once"
         assert not [r for r in plan.preempt if r.lease is not None]
         if self.order == "fcfs" and len({a.client for a in self.arrivals}) < 2:
             assert all(r.id < p.id for r in self.desk.running for p in plan.preempt), "not the last gave way"
-        if self.schedule == "chunked" and self.group_size is None and not plan.preempt:
+        if self.schedule in ("chunked", "layered") and self.group_size is None and not plan.preempt:
             assert {r.id for r in decoding} <= {i.request.id for i in plan.items}, "a decode stalls"
 
     def compute(self, item: Item) -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import PROMPT_RESERVE_ROWS
 from paceline.core.request import Request
-from paceline.schedule.chunked import Chunked, work
+from paceline.schedule.chunked import SCORED_ROWS, Chunked, work
 from paceline.schedule.orders import fcfs
 from tests.schedule.population import Arrival, Population, Stairs
 
@@ -17,6 +17,8 @@ from tests.schedule.population import Arrival, Population, Stairs
 @dataclass
 class Held:
     length: int
+    layer: int = 0
+    reserved: int = 0
 
 
 def request(i: int, tokens: int, computed: int) -> Request:
@@ -51,6 +53,15 @@ def crowd(decoding: int, *prompts: int, context: int = 9) -> list[Request]:
 def test_rows(target: float | None, decoding: int, prompts: tuple[int, ...], rows: int) -> None:
     policy = Chunked(fcfs, 512, target, Stairs())
     assert policy.rows(crowd(decoding, *prompts), 0.0) == rows
+
+
+def test_prompts_whose_log_probabilities_are_told_come_in_small_chunks_while_somebody_decodes() -> None:
+    told = Request(9, [0] * 500, SamplingParams(prompt_logprobs=20), 0, max_tokens=1)
+    told.lease = Held(0)
+    for target in (None, 9.0):
+        policy = Chunked(fcfs, 512, target, Stairs(scale=0.001))
+        assert policy.rows([*crowd(3), told], 0.0) == SCORED_ROWS, "to a panel's edge"
+        assert policy.rows([told], 0.0) == policy.rows(crowd(3, 500), 0.0) == 512
 
 
 def test_the_default_target_is_a_tenth_of_a_second_where_steps_are_short() -> None:

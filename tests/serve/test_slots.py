@@ -232,14 +232,15 @@ def test_the_warm_up_leaves_the_slots_to_clients(tmp_path: Path) -> None:
     llm.close()
 
 
-def test_a_mark_that_is_no_object_is_refused(where: str) -> None:
+def test_a_mark_that_is_not_anthropics_is_refused(where: str) -> None:
     mark: Any
-    for mark in (3, "ephemeral", [], True):
+    for mark in (3, "ephemeral", [], True, {}, {"type": "lasting"}, {"type": "ephemeral", "ttl": "9h"}):
         block = {"type": "text", "text": "a", "cache_control": mark}
         for body in ({"messages": [{"role": "user", "content": [block]}]},
-                     {"messages": [{"role": "user", "content": "a"}], "system": [block]}):  # fmt: skip
+                     {"messages": [{"role": "user", "content": "a"}], "system": [block]},
+                     {"messages": [{"role": "user", "content": "a"}], "cache_control": mark}):  # fmt: skip
             status, answer = ask(where, "/v1/messages", {"max_tokens": 2, **body})
-            assert status == 400 and "cache_control" in answer["error"]["message"], answer
+            assert status == 400 and answer["error"]["message"].startswith("cache_control must"), answer
 
 
 def test_an_earlier_answer_is_found_again(where: str) -> None:

@@ -123,7 +123,7 @@ def test_the_engines_tau_is_the_simulated_one(method: str, place: Path, monkeypa
 def test_a_loss_that_is_not_finite_stops_it(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     loss = HeadMethod.loss
 
-    def bad(self: Any, batch: Any, step: int) -> Any:
+    def bad(self: Any, batch: Any, step: int, done: float) -> Any:
         made = loss(self, batch, step)
         made.total = made.total * (float("nan") if step == 3 else 1.0)
         return made

@@ -1,5 +1,6 @@
 """The parts of the trainer: objectives, data, hidden states, evaluation."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from paceline.core.errors import InputError
-from paceline.train.data import Sample, answered, given, parts, read_lines
+from paceline.train.data import Sample, answered, given, parts, read_lines, usable, writing
 from paceline.train.evaluate import chain, walked
 from paceline.train.features import FeatureSource
 from paceline.train.objective import DIVERGENCES, Objective
@@ -87,6 +88,41 @@ def test_kinds_of_lines() -> None:
         [{"role": "user", "content": "a"}], "b",
     )  # fmt: skip
     assert parts({"other": 1}) is None
+    assert parts({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]}) == (
+        [{"role": "user", "content": "ab"}], None,
+    )  # fmt: skip
+    for turn in "hello", None, {"role": "user"}, {"role": "user", "content": None}, {"role": "user", "content": [{}]}:
+        assert parts({"messages": [turn]}) is None
+
+
+def test_lines_that_cannot_be_learned_from_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    good = {"prompt": "a", "completion": "b"}
+    odd: list[dict[str, Any]] = [{"messages": [None]}, {"text": "\ud800"}, {"prompt": "c"}, {"messages": ["x"]}]
+    assert usable([good, *odd], answers=False) == [good] and "4 of 5 lines" in caplog.text
+    assert usable([good, *odd], answers=True) == [good, odd[2]]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="limits of files are those of POSIX")
+def test_a_disk_without_room_ends_in_a_sentence(target: TrainingTarget, tmp_path: Path) -> None:
+    """For the cache of hidden states before anything is computed, for a checkpoint with what was there before."""
+    import resource
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    samples = [Sample(tuple(range(5, 45)), 1)] * 20
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        with pytest.raises(InputError, match=r"has no room for [\d,]+ bytes"):
+            FeatureSource(target, samples, ("post_norm",), tmp_path / "cache", 1 << 30)
+        state = tmp_path / "state.part"
+        with (
+            pytest.raises(InputError, match=r"cannot be written .* goes on from its last checkpoint"),
+            writing(tmp_path, state),
+        ):
+            torch.save(torch.zeros(100_000), state)
+        assert not state.exists()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    FeatureSource(target, samples, ("post_norm",), tmp_path / "cache", 1 << 30).states(0)
 
 
 def test_samples_begin_where_the_answer_does(target: TrainingTarget) -> None:

@@ -130,10 +130,17 @@ class Cache:
 
     def rewind(self, lease: Lease, length: int) -> int:
         """Forget committed rows from `length` on, in all groups; return the length truly kept. Blocks that are shared
-        or published are immutable: inside one, the kept length goes down to its start. No Txn may be open."""
-        if self._mine(lease).txn is not None or not 0 <= length <= lease.length:
+        or published are immutable: inside one, the kept length goes down to its start. No Txn may be open but one whose
+        rows wait between two layers, which is aborted."""
+        self.restart(lease)
+        if lease.txn is not None or not 0 <= length <= lease.length:
             raise IntegrityError(f"Rewind to {length} needs a lease without a Txn and a length in 0..{lease.length}.")
         return lease.cut(length)
+
+    def restart(self, lease: Lease) -> None:
+        """Drop the rows that wait between two layers, if any do: they begin again at the first."""
+        if (txn := self._mine(lease).txn) is not None and txn.layer:
+            txn.abort()
 
     def fork(self, lease: Lease) -> Lease:
         """A second lease on the same full blocks. It ends at the last full block's end: what follows in the text has

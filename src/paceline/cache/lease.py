@@ -66,6 +66,11 @@ class Lease:
         return frozenset((TARGET, *self.frontier))
 
     @property
+    def layer(self) -> int:
+        """Layers that the rows of the open Txn have run through in earlier steps."""
+        return self.txn.layer if self.txn else 0
+
+    @property
     def reserved(self) -> int:
         """Rows of the open Txn."""
         return self.txn.rows if self.txn else 0

@@ -1,6 +1,7 @@
 """One round of propose and verify on one request: rows reserved by count, then committed or given back (D3)."""
 
 from collections.abc import Sequence
+from typing import Any
 
 from paceline.cache.lease import Lease
 from paceline.core.errors import IntegrityError
@@ -18,6 +19,9 @@ class Txn:
 
     While it is open its slots may be written, in the pools of all groups, as often as its owner likes, over several
     steps. It ends once, by `commit` or `abort`; a second end raises IntegrityError.
+
+    Between the steps of a prompt that advances by layers `layer` counts those that all its rows have run through, and
+    `held` is what they left with; both end with it.
     """
 
     def __init__(self, lease: Lease, given: int, nodes: int) -> None:
@@ -25,7 +29,8 @@ class Txn:
         if lease.txn is not None or given < 0 or nodes < 0:
             raise IntegrityError(f"A Txn of {given} + {nodes} rows needs a lease without an open Txn, and counts >= 0.")
         self.lease, self.base, self.given, self.nodes = lease, lease.length, given, nodes
-        self.open = True
+        self.open, self.layer = True, 0
+        self.held: Any = None
         need = lease.pool.blocks_for(self.base + self.rows) - len(lease.blocks)
         lease.blocks += lease.pool.allocate(need)
         lease.txn = self
@@ -68,5 +73,5 @@ class Txn:
     def _end(self) -> None:
         if not self.open:
             raise IntegrityError("This Txn has ended; it commits or aborts once.")
-        self.open = False
+        self.open, self.layer, self.held = False, 0, None
         self.lease.txn = None

@@ -38,10 +38,7 @@ class ServingArgs(EngineArgs):
 
 def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:
     """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
-    args, settings = gather(given(context), model, engine, server, path)
-    if args.order == "auto":
-        args = replace(args, order="fair" if len(settings.keys()) > 1 or settings.router_keys else "fcfs")
-    settings.keys()
+    args, settings = gathered(context, model, engine, server, path)
     from paceline.serve.run import bind
 
     sock = bind(settings.host, settings.port)
@@ -71,6 +68,17 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         if decisions is not None:
             decisions.close()
     raise typer.Exit(code)
+
+
+def gathered(
+    context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None
+) -> tuple[ServingArgs, Settings]:
+    """The command's settings from all their layers, with the order that is meant by `auto`."""
+    args, settings = gather(given(context), model, engine, server, path)
+    if args.order == "auto":
+        args = replace(args, order="fair" if len(settings.keys()) > 1 or settings.router_keys else "fcfs")
+    settings.keys()
+    return args, settings
 
 
 def vectors(args: ServingArgs, settings: Settings, sock: socket) -> int:

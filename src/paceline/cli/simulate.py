@@ -33,10 +33,11 @@ class ChangeArgs:
     max_requests: Annotated[int | None, _change("Samples decoded at once.")] = None
     row_budget: Annotated[int | None, _change("Most rows of one pass.")] = None
     eviction: Annotated[str | None, _change("Which cached prefix to forget first.")] = None
-    schedule: Annotated[str | None, _change("chunked, prefill_first or decode_first.")] = None
+    schedule: Annotated[str | None, _change("chunked, layered, prefill_first or decode_first.")] = None
     order: Annotated[str | None, _change("fcfs, priority, deadline or fair.")] = None
     tbt_target_ms: Annotated[float | None, _change("Maximum step time while a request decodes, for chunked.")] = None
     group_size: Annotated[int | None, _change("Most requests that decode in a step.")] = None
+    layer_groups: Annotated[int | None, _change("Groups of layers by which a prompt advances, for layered.")] = None
     seed: Annotated[int, _change("Of the draws of what is accepted.", show_default=True)] = 0
 
     def config(self) -> dict[str, Any]:
@@ -84,7 +85,7 @@ def changed(workload: "Workload", change: ChangeArgs) -> "Workload":
 
     config = replace(workload.setup.config, **change.config())
     policy(config.eviction)
-    schedules.check(config.schedule, config.order, config.tbt_target_ms, config.group_size)
+    schedules.check(config.schedule, config.order, config.tbt_target_ms, config.group_size, config.layer_groups)
     if config.row_budget < config.max_requests:
         raise InputError(f"row_budget {config.row_budget} is below max_requests {config.max_requests}; raise it.")
     jobs = [replace(job, at=job.at / change.rate_scale) for job in workload.jobs]

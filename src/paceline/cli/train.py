@@ -138,7 +138,10 @@ def drafter(
     tokens: Annotated[int, option("Tokens of a batch.", TRAINING, show_default=True)] = 1024,
     accumulate: Annotated[int, option("Batches of a step.", TRAINING, show_default=True)] = 1,
     optimizer: Annotated[str, option("adamw, or muon: for matrices alone.", TRAINING, show_default=True)] = "adamw",
-    lr: Annotated[float, option("Learning rate; Muon's is 20/3 of it.", TRAINING, show_default=True)] = 1e-3,
+    lr: Annotated[
+        float | None,
+        option("Learning rate; Muon's is 20/3 of it. Default: the method's, 0.01 for ppd, else 0.001.", TRAINING),
+    ] = None,
     seed: Seed = 0,
     dtype: Annotated[Dtype, option("Of the target, as it will serve.", TRAINING, show_default=True)] = "bfloat16",
     cache: Annotated[Path | None, option("Keep answers and hidden states in this directory.", TRAINING)] = None,

@@ -15,6 +15,8 @@ LogitsFn = Callable[[Sequence[int], Sequence[int], "Tensor"], "Tensor"]
 
 MOST_STOP = 8192
 """Characters of all stop strings together: each token is looked at with them."""
+MOST_BAD_TEXT = 65_536
+"""Characters of all texts of bad_words together: each is spelled in two ways before its tokens are counted."""
 MOST_PRIORITY = 100
 """Bounds how long the least important can wait."""
 
@@ -140,6 +142,10 @@ class SamplingParams:
             raise InputError(f"stop has {size} characters in all, but it may have at most {MOST_STOP}; shorten it.")
         for name in ("bad_words", "stop_token_ids"):
             check(not isinstance(getattr(self, name), str), name, "a list, not one text")
+        if (size := sum(len(word) for word in self.bad_words if isinstance(word, str))) > MOST_BAD_TEXT:
+            raise InputError(
+                f"bad_words has {size} characters in all, but it may have at most {MOST_BAD_TEXT}; shorten it."
+            )
 
         bounded = _whole(self.priority) and abs(self.priority) <= MOST_PRIORITY
         check(bounded, "priority", f"a whole number in [-{MOST_PRIORITY}, {MOST_PRIORITY}]")

@@ -59,6 +59,12 @@ class Item(NamedTuple):
     further: int = 0
     """Rows that are reserved in addition to those of the pass, for what the drafter drafts while it runs; 0: it
     waits."""
+    first: int = 0
+    """Layer at which the given rows go on: they have run through those below it in earlier steps."""
+    last: int | None = None
+    """Layer before which they wait for the next step; None: they run through all."""
+    share: float = 1.0
+    """Share of the target's layers that this step runs them through."""
 
     @property
     def chain(self) -> int:
@@ -79,7 +85,12 @@ class Item(NamedTuple):
     @property
     def completes(self) -> bool:
         """Will this step draw a new token?"""
-        return self.given == self.request.pending and self.request.closing is None
+        return self.given == self.request.pending and self.request.closing is None and not self.partial
+
+    @property
+    def partial(self) -> bool:
+        """Will the rows wait inside the model, with nothing committed?"""
+        return self.last is not None
 
     def behind(self, base: int, frontier: int) -> bool:
         """Is it time for a drafter that is not asked to draft to catch up with the text, of which `base` rows are
@@ -156,6 +167,10 @@ class Plan:
                 or (item.nodes > 0 and not item.completes)
                 or item.further < 0
                 or (item.further > 0 and self.passes > 1)
+                or item.first != item.request.layer
+                or (item.first > 0 and item.given != item.request.held)
+                or (item.partial and (item.last or 0) <= item.first)
+                or ((item.partial or item.first > 0) and (item.rows > item.given or item.further > 0))
                 or item.request in self.preempt
             )
             if bad:

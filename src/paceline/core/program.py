@@ -72,6 +72,11 @@ def inputs(places: Collection[str]) -> int:
     return sum(place.startswith("input:") for place in places)
 
 
+def under(tap: str, layer: int) -> bool:
+    """Is this hidden state the input of a layer below this one?"""
+    return tap.startswith("input:") and int(tap.removeprefix("input:")) < layer
+
+
 def exits(layers: int, most: int) -> tuple[int, ...]:
     """Up to `most` layers, evenly spread, before which a pass may end (and never before the first): numbers of the
     layers that a pass up to there runs through."""

@@ -16,6 +16,12 @@ class Held(Protocol):
     @property
     def length(self) -> int: ...
 
+    @property
+    def layer(self) -> int: ...
+
+    @property
+    def reserved(self) -> int: ...
+
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
@@ -161,6 +167,16 @@ class Request:
     def length(self) -> int:
         """Tokens whose target K/V is committed."""
         return self.lease.length if self.lease else 0
+
+    @property
+    def layer(self) -> int:
+        """Layers that its next rows have run through in earlier steps: 0 unless they wait inside the model."""
+        return self.lease.layer if self.lease else 0
+
+    @property
+    def held(self) -> int:
+        """Rows that wait inside the model, before `layer`."""
+        return self.lease.reserved if self.lease and self.lease.layer else 0
 
     @property
     def pending(self) -> int:

@@ -46,8 +46,6 @@ from paceline.model.footprint import Footprint
 from paceline.model.linear import Packing
 from paceline.model.native import NativeDecoder
 
-PICKLED = "pytorch_model.bin"
-"""Weights of a head that has no safetensors; nothing of the file is executed."""
 METHOD_KEY = "speculators_model_type"
 """The key of config.json that names the method."""
 CONFIG_KEYS = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
@@ -86,26 +84,13 @@ class HeadFiles:
         self.theirs = released.released(released.read_json(path)) if not (path / WEIGHTS).is_file() else None
         """The method, of a head in its authors' layout."""
 
-    @property
-    def pickled(self) -> bool:
-        """Whether it lies as EAGLE's authors release it."""
-        return not (self.path / WEIGHTS).is_file() and (self.path / PICKLED).is_file()
-
     def tensors(self) -> dict[str, Tensor]:
         """All weights by name."""
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
         if self.theirs is not None:
             return released.renamed(released.read(released.file_of(self.path, self.theirs)), self.theirs)
-        if self.pickled:
-            return released.read(self.path / PICKLED)
-        try:
-            return widened(load_file(self.path / WEIGHTS))
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{self.path / WEIGHTS} cannot be read ({error}); train the head again or restore the file."
-            ) from None
+        return widened(
+            {name: part for file in released.files_of(self.path) for name, part in released.read(file).items()}
+        )
 
     def numbers(self) -> int:
         """How many weights there are, from the file's header."""
@@ -113,16 +98,19 @@ class HeadFiles:
 
         if self.theirs is not None:
             return released.file_of(self.path, self.theirs).stat().st_size // 2
-        if self.pickled:
-            return (self.path / PICKLED).stat().st_size // 2
-        try:
-            with safe_open(self.path / WEIGHTS, "pt") as file:
-                shapes = [file.get_slice(name).get_shape() for name in file.keys()]  # noqa: SIM118
-        except (OSError, SafetensorError) as error:
-            raise CheckpointError(
-                f"{self.path / WEIGHTS} cannot be read ({error}); train the head again or restore the file."
-            ) from None
-        return sum(torch.Size(shape).numel() for shape in shapes)
+        count = 0
+        for part in released.files_of(self.path):
+            if part.suffix != ".safetensors":
+                count += part.stat().st_size // 2
+                continue
+            try:
+                with safe_open(part, "pt") as file:
+                    count += sum(torch.Size(file.get_slice(name).get_shape()).numel() for name in file.keys())  # noqa: SIM118
+            except (OSError, SafetensorError) as error:
+                raise CheckpointError(
+                    f"{part} cannot be read ({error}); train the head again or restore the file."
+                ) from None
+        return count
 
 
 class Format(Protocol):
@@ -151,7 +139,7 @@ def read_config(path: Path) -> dict[str, Any]:
     config = released.read_json(path)
     theirs = released.released(config)
     if theirs is None or (path / WEIGHTS).is_file():
-        return config
+        return config if METHOD_KEY in config else released.first_eagle(path, config)
     return released.adapted(path, config, theirs)
 
 

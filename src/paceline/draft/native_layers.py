@@ -43,10 +43,12 @@ class LayerSizes(Protocol):
     def theta(self) -> float: ...
 
 
-def layer_spec(name: str, of: LayerSizes, layers: int = 1, scaling: Mapping[str, Any] | None = None) -> ModelSpec:
-    """A head's layers as a decoder. `scaling`: of their rotation, as a config has it."""
+def layer_spec(
+    name: str, of: LayerSizes, layers: int = 1, scaling: Mapping[str, Any] | None = None, window: int | None = None
+) -> ModelSpec:
+    """A head's layers as a decoder. `scaling`: of their rotation, as a config has it; `window`: of their attention."""
     turn = rope({**(scaling or {}), "rope_theta": of.theta}, of.head_dim, of.max_len, of.max_len)
-    layer = Layer(Attention(turn), Dense(of.ffn))
+    layer = Layer(Attention(turn, window), Dense(of.ffn))
     return ModelSpec(
         family=name, layers=(layer,) * layers, vocab=of.vocab, hidden=of.width, heads=of.heads,
         kv_heads=of.kv_heads, head_dim=of.head_dim, max_len=of.max_len, activation="silu", norm_eps=of.eps,

@@ -1,4 +1,5 @@
-"""Heads in the layouts of their authors, as ours: Medusa's (FasterDecoding/Medusa) and Hydra's (zankner/Hydra).
+"""Heads in the layouts of their authors, as ours: Medusa's (FasterDecoding/Medusa), Hydra's (zankner/Hydra) and
+EAGLE-1's (SafeAILab/EAGLE); those of EAGLE-3 are read in draft/eagle_shape.py.
 
 Their config.json names the number of heads and the model that they were made for, but not its sizes, which are those of
 the weights: `medusa_lm_head.pt` or `hydra_lm_head.pt`, or the same as safetensors.
@@ -10,6 +11,7 @@ the weights: `medusa_lm_head.pt` or `hydra_lm_head.pt`, or the same as safetenso
 
 import json
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,8 +20,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
-from paceline.draft.companion import CONFIG
+from paceline.draft.companion import CONFIG, WEIGHTS
 
+PICKLED = "pytorch_model.bin"
+"""Weights of a head that has no safetensors; nothing of the file is executed."""
 RELEASED_METHODS = ("medusa", "hydra")
 HEAD_DIM = 128
 """Head dimension of the models that Hydra's released prefix layers were made for."""
@@ -46,6 +50,55 @@ def file_of(path: Path, method: str) -> Path:
         if (file := path / f"{method}_lm_head.{suffix}").is_file():
             return file
     raise CheckpointError(f"{path} has no {method}_lm_head.pt or .safetensors; restore it from its source.")
+
+
+def files_of(path: Path) -> list[Path]:
+    """The files of a head's weights: safetensors, in one file or several, or else pickled ones. Raises CheckpointError
+    where there are none, or a part is missing."""
+    for name in WEIGHTS, PICKLED:
+        if (path / name).is_file():
+            return [path / name]
+        if (index := path / f"{name}.index.json").is_file():
+            try:
+                named = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+                parts = [path / Path(str(part)).name for part in named]
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+                raise CheckpointError(f"{index} cannot be read ({error!r}); restore it from its source.") from None
+            if missing := [part.name for part in parts if not part.is_file()]:
+                raise CheckpointError(
+                    f"{path} lacks {', '.join(missing)} of {len(parts)} parts; restore them from their source."
+                )
+            return parts
+    raise CheckpointError(f"{path} has no {WEIGHTS} or {PICKLED}; train the head again or restore the file.")
+
+
+def first_eagle(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config of an EAGLE-1 head, which looks like that of a model of one layer, with the keys of ours; any other
+    config as it is. Raises CheckpointError."""
+    nested = config.get("model") if config.get("model_type") == "eagle" else None
+    inner = {**config, **nested} if isinstance(nested, dict) else dict(config)
+    if inner.get("num_hidden_layers") != 1 or any("agle3" in str(name) for name in inner.get("architectures") or ()):
+        return dict(config)
+    if not any((path / f"{name}{end}").is_file() for name in (WEIGHTS, PICKLED) for end in ("", ".index.json")):
+        return dict(config)
+    names = {name.removeprefix("model.") for file in files_of(path) for name in names_of(file)}
+    if "fc.weight" not in names or "layers.0.self_attn.q_proj.weight" not in names or "midlayer" in str(names):
+        return dict(config)
+    inner = {key: value for key, value in inner.items() if key not in ("model", "truncated_vocab_size")}
+    return {**inner, "speculators_model_type": "eagle3", "fused": "layers.0.hidden_norm.weight" in names}
+
+
+def names_of(file: Path) -> list[str]:
+    """Names of the weights in a file. Raises CheckpointError."""
+    from safetensors import safe_open
+
+    try:
+        if file.suffix == ".safetensors":
+            with safe_open(file, "pt") as opened:
+                return [*opened.keys()]
+        return [*torch.load(file, "cpu", weights_only=True, mmap=zipfile.is_zipfile(file))]
+    except Exception as error:  # a damaged file raises what it likes
+        raise CheckpointError(f"{file} cannot be read ({error}); restore it from its source.") from None
 
 
 def read(file: Path) -> dict[str, Tensor]:
@@ -118,6 +171,8 @@ def renamed(weights: Mapping[str, Tensor], method: str) -> dict[str, Tensor]:
             if later:
                 head, place, kind = later.groups()
                 out[f"depths.{head}.blocks.{(int(place) - 3) // 2}.linear.{kind}"] = part
+            elif "embed_tokens" not in name and "inv_freq" not in name:
+                raise CheckpointError(f"The {method} head holds {name}, which its method has no place for.")
     for name in [name for name in out if re.fullmatch(r"output\.\d+\.weight", name)]:
         out.setdefault(name.replace("weight", "bias"), torch.zeros(len(out[name])))
     return out

@@ -14,7 +14,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, Unpack, cast
 from weakref import WeakSet
 
-from paceline.core.errors import CapacityError
+from paceline.core.errors import CapacityError, InputError
+from paceline.core.operations import Settle
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine import learned
@@ -85,6 +86,8 @@ class Subscription:
         self.trips = [Trip(r, arrived) for r in requests]
         which = range(len(requests)) if samples is None else samples
         self.followers = [Follower(r, i, told=told) for r, i in zip(requests, which, strict=True)]
+        self.known = [follower.heard for follower in self.followers]
+        """Tokens of each sample that are no news here."""
         self._trip_of = {follower.request.id: trip for follower, trip in zip(self.followers, self.trips)}
         self.chunks: asyncio.Queue[Chunk | BaseException] = asyncio.Queue()
         self.left = len(requests)
@@ -309,6 +312,23 @@ class AsyncLLM:
         def begin() -> Subscription:
             self._live.append(Subscription(enter(self.llm.engine, each), loop, None, arrived, whole, samples, told))
             return self._live[-1]
+
+        return await self.call(begin)
+
+    async def settle(self, reservation: int, packed: bytes, heard: tuple[int, int]) -> Subscription:
+        """Settle a reservation (`operations.Settle`) with a parked request, and follow it; `heard`: tokens and
+        characters of its output that are known. Raises as `resume`."""
+        loop, arrived = asyncio.get_running_loop(), monotonic()
+
+        def begin() -> Subscription:
+            requests = self.llm.engine.apply(Settle(reservation, packed))
+            if not isinstance(requests, list):
+                raise InputError("These bytes are a piece of a request, not a parked one.")
+            subscription = Subscription(requests, loop, None, arrived)
+            subscription.followers[0].begin_at(*heard)
+            subscription.known = [heard[0]]
+            self._live.append(subscription)
+            return subscription
 
         return await self.call(begin)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.core.component import DRAFT, TARGET, Component, Narrows
+from paceline.core.component import DRAFT, TARGET, Component, Narrows, with_files
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import Work
@@ -17,9 +17,11 @@ from paceline.draft import DRAFTERS, NEED_PROGRAM
 from paceline.draft.companion import companions, kinds, weight_bytes
 from paceline.draft.crossvocab import FOREIGN, ForeignModel
 from paceline.draft.head import check_fit, facts_of, footprint_of, load_head, method_of
+from paceline.draft.mtp import MTP, Mtp, holds_head, own_footprint
 from paceline.draft.surfaces import Surfaces
 from paceline.draft.vocabulary import DraftVocabulary, vocabulary_of, wish_of
 from paceline.engine.adapters import Adapters, adapters_of
+from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
 from paceline.engine.experts import check_experts, spread
 from paceline.engine.ids import check_defaults, known_ids
@@ -29,6 +31,7 @@ from paceline.engine.text import Text
 from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.model.checkpoint import DTYPES, read_config, resolve
 from paceline.model.decoder import Decoder
+from paceline.model.footprint import Footprint
 from paceline.model.linear import unfused
 from paceline.model.load import load_model, measure, packing_of
 from paceline.model.opened import opened_once
@@ -57,14 +60,14 @@ def build(options: Options) -> tuple[Engine, Text]:
         name, user = drafter_of(options)
         check_draft_vocab(options, pair)
         _check_pair(name, options.verifier, provided(pair.draft, pair.kind) | ({"callable"} if user else set()))
-        shape = shape_of(options, pair.model, pair.draft)
+        shape, block = shape_of(options, pair.model, pair.draft), block_size_of(options, pair)
         text, model = target(options, pair)
         components = drafting(options, pair, model, text)
     fixed = {} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes)
     prices = {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row} if options.nodes is None else {}
     config = EngineConfig.of(
         options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, remember=shape.remember,
-        drafter=name, nodes=fixed, **prices,
+        drafter=name, nodes=fixed, block_size=block, **prices,
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
     check_defaults(text.defaults, pair.model)
@@ -88,6 +91,9 @@ def say_memory(engine: Engine) -> None:
     tokens, context = engine.config.blocks * engine.config.block_size, engine.model.max_len
     weights = sum(getattr(it, "weight_bytes", 0) for it in engine.components.values()) / 1e9
     line = f"Weights take {weights:.2f} GB; the K/V cache holds {tokens:,} tokens; the model's context is {context:,}."
+    states = sum(it.state_bytes for it in stateful(engine.components).values())
+    if states:
+        line += f" A text's state takes {states / 1e6:.1f} MB; one lies with each {engine.config.block_size:,} tokens."
     if tokens < context:
         line += f" No text can be longer than {tokens:,} tokens: give more memory or blocks, or take a smaller model."
     log.log(logging.WARNING if tokens < context else logging.INFO, "%s", line)
@@ -100,7 +106,8 @@ class Pair:
     model: Path
     draft: Path | None
     kind: str
-    """`draft`: a model of the same vocabulary; `foreign`: of another; else the method of a head."""
+    """`draft`: a model of the same vocabulary; `foreign`: of another; else the method of a head. Without a draft: `mtp`
+    where the model brings one along."""
 
 
 def found(options: Options) -> Pair:
@@ -115,7 +122,9 @@ def found(options: Options) -> Pair:
         )
     name, _ = drafter_of(options)
     foreign = FOREIGN in {need.name for need in DRAFTERS.card(name).needs}
-    return Pair(resolve(model_at, options.revision, options.token), draft, head or (FOREIGN if foreign else DRAFT))
+    model, kind = resolve(model_at, options.revision, options.token), FOREIGN if foreign else DRAFT
+    own = draft is None and holds_head(model)
+    return Pair(model, draft, head or (MTP if own else kind))
 
 
 def drafter_of(options: Options) -> "tuple[str, UserFn | None]":
@@ -146,7 +155,7 @@ def loaded(options: Options, path: Path) -> Decoder:
 def drafting(options: Options, pair: Pair, model: Decoder, text: Text) -> dict[str, Component]:
     """The components that draft, by name: each kind of draft is loaded in its own way."""
     if pair.draft is None:
-        return {}
+        return {} if pair.kind != MTP else {MTP: with_files(Mtp.of(pair.model, model.packing), pair.model)}
     if pair.kind not in (DRAFT, FOREIGN):
         return dict([load_head(pair.draft, model.width, model.vocab_size, model.packing, len(model.spec.layers))])
     form, theirs = form_of(options, drafts_in(options)), Text(pair.draft)
@@ -272,7 +281,7 @@ def check_options(options: Options) -> None:
     check_experts(options)
     policy(options.eviction)
     check_length(options.length, options.drafter)
-    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size)
+    schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)
     check_device(options.device)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)
@@ -370,7 +379,8 @@ def provided(draft: Path | None, kind: str) -> set[str]:
     """What drafters may need, of an engine with this draft, which is of a kind: `draft`, or a head's method. Every
     decoder that is loaded here can run some of its layers."""
     models = {TARGET} | ({kind} & {DRAFT} if draft is not None else set())
-    return {f"{name}:program" for name in models} | (set() if draft is None else {kind, *kinds(draft)})
+    with_model = {MTP} & {kind}
+    return {f"{name}:program" for name in models} | (with_model if draft is None else {kind, *kinds(draft)})
 
 
 def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
@@ -402,16 +412,33 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    drafts = None if draft is None else footprint_of(draft, packing) if head else measure(draft, *of(draft))
+    if draft is None:
+        drafts = own_footprint(path, packing) if holds_head(path) else None
+    else:
+        drafts = footprint_of(draft, packing) if head else measure(draft, *of(draft))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
     rest += lora_bytes(options)
-    longest = spec.max_len
+    longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)
         rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
-    return MemoryModel(target, drafts, longest, options.block_size, rest)
+    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest, held)
+
+
+def block_size_of(options: Options, pair: "Pair") -> int:
+    """Tokens of a block in an engine with this pair."""
+    return memory_of(options, pair.model, pair.draft).block_size
+
+
+def block_of(size: int, *models: Footprint | None) -> int:
+    """Tokens of a block: `size`, or the power of two from there on with which the states that lie with blocks take no
+    more than STATE_BYTES_PER_TOKEN."""
+    state = sum(model.state for model in models if model is not None)
+    while state > size * STATE_BYTES_PER_TOKEN:
+        size *= 2
+    return size
 
 
 def lora_bytes(options: Options) -> int:
@@ -447,12 +474,15 @@ def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
 
         models = [m for m in (memory.target, memory.draft) if m is not None]
         several = max(m.unit for m in models)  # blocks that fill whole units of every pool
-        each = sum(m.kv(several, options.block_size) for m in models) / several
-        contexts = -(-memory.max_len // options.block_size) * options.max_requests
+        each = sum(m.held(several, memory.block_size) for m in models) / several
+        contexts = -(-memory.max_len // memory.block_size) * options.max_requests
         blocks = max(1, min(int(psutil.virtual_memory().available / 4 / each), contexts))
     return BudgetShape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
 
 
+STATE_BYTES_PER_TOKEN = 64 << 10
+"""Bytes of the states that lie with blocks, for each of their tokens, at most: about what keys and values take in a
+model of the same size that attends in all layers."""
 UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 

@@ -11,7 +11,7 @@ from paceline.core.component import Model, Runs
 from paceline.core.errors import IntegrityError
 from paceline.core.forest import Forest
 from paceline.core.plan import Item, Plan
-from paceline.core.program import Program
+from paceline.core.program import Entry, Program, under
 from paceline.core.proposer import Continuation
 from paceline.core.result import Result, Round
 from paceline.core.rows import Out, Rows
@@ -88,13 +88,19 @@ class Compute:
     def start(self, plan: Plan, txns: Sequence[Txn], drafts: "Drafts") -> Started:
         """Begin the step's passes. They continue to run if a drafter works meanwhile, else they are done."""
         layout = lay_out(drafts.forest, plan.items, txns)
+        entries, exits = drafts.entries, list[int | None]()
+        if any(item.first or item.partial for item in plan.items):
+            own = entries or [None] * len(plan.items)
+            entries = [txn.held if item.first else entry for item, txn, entry in zip(plan.items, txns, own)]
+            exits = [item.last for item in plan.items]
         rows, at = layout.builder.build(self.model.device, plan.taps), self.clock()
         if drafts.run:
             texts = [self._continuation(item, plan.passes) for item in plan.items]
             run = cast(Runs, self.model).run
             return Started(layout, rows, Done(lambda: self._timed(run, rows, plan.passes, texts, drafts.proposer)), at)
         if not any(item.further for item in plan.items):
-            return Started(layout, rows, Done(lambda: self._timed(spans.forward, self.model, rows, drafts.entries)), at)
+            begun = Done(lambda: self._timed(spans.forward, self.model, rows, entries, exits))
+            return Started(layout, rows, begun, at)
         started, upper = Started(layout, rows, Done(lambda: (Out(Tensor()), 0.0)), at), rows
         if drafts.exit and "program" in self.model.abilities and not any(drafts.entries):
             upper = self._enter(plan, started, drafts.exit)
@@ -121,7 +127,7 @@ class Compute:
         taps = tuple(tap for tap in rows.taps if tap not in lower)
         return replace(rows, program=Program(first=at), hidden=out.taps["pre_norm"], taps=taps)
 
-    def collect(self, plan: Plan, drafts: "Drafts", started: Started) -> Computed:
+    def collect(self, plan: Plan, txns: Sequence[Txn], drafts: "Drafts", started: Started) -> Computed:
         """Wait for the passes, judge what they say, and tell each item what it got."""
         out, seconds = started.ticket.collect()
         layout, rows, out.taps = started.layout, started.rows, {**started.taps, **out.taps}
@@ -140,6 +146,7 @@ class Compute:
             verdict = self.judge.judge(plan.items, drafts.forest, layout, out, rows)
             self._judged(plan, drafts, layout, out, verdict, done)
         self._tapped(plan, rows, out, done)
+        self._held(plan, txns, rows, out)
         self.timer.sample += self.clock() - judging
         return done
 
@@ -191,8 +198,20 @@ class Compute:
             else:
                 ranks = [*range(item.given), *(item.given + rank for rank in result.ranks)]
                 mine = [segment.start + rank for rank in ranks]
-            if item.taps:
+            if item.taps and not item.partial:
                 done.hidden[place] = {tap: out.taps[tap][mine] for tap in item.taps}
+
+    @staticmethod
+    def _held(plan: Plan, txns: Sequence[Txn], rows: Rows, out: Out) -> None:
+        """What the rows that wait between two layers left with stays with their open transactions."""
+        for item, txn, segment in zip(plan.items, txns, rows.segments):
+            if item.last is None:
+                continue
+            assert out.leave is not None
+            own = slice(segment.start, segment.start + segment.rows)
+            below = [tap for tap in item.taps if tap in out.taps and under(tap, item.last)]
+            taps = {tap: out.taps[tap][own].clone() for tap in below}
+            txn.held = Entry(item.last, out.leave[own].clone(), taps)
 
 
 def by_depth(forest: Forest, nodes: Sequence[int]) -> list[int]:

@@ -52,10 +52,11 @@ class Desk:
     @classmethod
     def of(
         cls, config: "EngineConfig", table: DrafterTable, groups: Iterable[str], states: Iterable[str] = (),
-        identity: bytes = b"", lagging: Iterable[str] = (),
+        identity: bytes = b"", lagging: Iterable[str] = (), layers: int = 0,
     ) -> "Desk":  # fmt: skip
         """As an engine of this configuration has it; `groups` are those other than the target's, `states` those of all
-        that keep a state of each text, `lagging` those that a shared prefix may lack, `identity` that of the model."""
+        that keep a state of each text, `lagging` those that a shared prefix may lack, `identity` that of the model,
+        `layers` those between which rows may wait (0: none)."""
         table.shares = config.prefix_cache
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(
@@ -70,6 +71,8 @@ class Desk:
             tbt_target_ms=config.tbt_target_ms,
             forecast=None if table.policy.state() is None else table.times,
             group_size=config.group_size,
+            layers=layers,
+            layer_groups=config.layer_groups,
             shape=shape(table.defaults),
         )
         return cls(cache, schedule, planner, table, config.max_requests)
@@ -161,6 +164,7 @@ class Desk:
         plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         while plan.preempt and self._give_up():
             plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
+        plan = policies.staged(self.schedule, plan)
         plan.validate(self.planner.row_budget)
         self._stop(plan.preempt)
         return replace(plan, preempt=[*yielded, *plan.preempt]) if yielded else plan
@@ -215,7 +219,8 @@ class Desk:
         txns = list[Txn]()
         try:
             for item in plan.items:
-                txns.append(self.cache.begin(lease_of(item.request), item.given, item.reserved(plan.passes)))
+                lease = lease_of(item.request)
+                txns.append(lease.txn or self.cache.begin(lease, item.given, item.reserved(plan.passes)))
         except BaseException:
             for txn in txns:
                 txn.abort()
@@ -224,11 +229,14 @@ class Desk:
 
     @staticmethod
     def commit(plan: Plan, txns: Sequence[Txn], results: Sequence[Result]) -> list[Move]:
-        """Keep the given rows and the accepted candidates of each item, and drop all others. The moves are the models'
-        to make."""
+        """Keep the given rows and the accepted candidates of each item, and drop all others; rows that wait between
+        two layers stay as they are. The moves are the models' to make."""
         moves = list[Move]()
         for item, txn, result in zip(plan.items, txns, results, strict=True):
             request = item.request
+            if item.last is not None:
+                txn.layer = item.last
+                continue
             moves += txn.commit(result.ranks, [*request.tokens[request.length :][: item.given], *result.tokens[:-1]])
         return moves
 
@@ -292,6 +300,8 @@ class Desk:
 
     def branch(self, parent: Request, child: Request) -> None:
         """A branch is queued, and its parent waits."""
+        if parent.lease is not None:
+            self.cache.restart(lease_of(parent))
         self.branches.add(parent, child)
         for queue in (self.waiting, self.running):
             if parent in queue:

@@ -14,7 +14,7 @@ from paceline.core.component import TARGET, Model, keeps_rows
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.forest import NO_ROW, Forest, join
 from paceline.core.plan import Item, Note, Plan
-from paceline.core.program import Entry, exits, inputs
+from paceline.core.program import Entry, exits, inputs, under
 from paceline.core.proposer import Proposer
 from paceline.core.registry import Offers, law_for, refusal
 from paceline.core.request import Request
@@ -285,7 +285,7 @@ class DrafterPool:
         """What each drafter is asked: drafts, or to catch up with a text for which another one drafts."""
         asks: dict[str, list[Ask]] = {}
         for place, (item, txn) in enumerate(zip(items, txns)):
-            if item.drafter == PLAIN_DRAFTER and not item.request.arms:
+            if item.partial or (item.drafter == PLAIN_DRAFTER and not item.request.arms):
                 continue
             accepts, kept = VERIFIERS.card(item.verifier), set[str | None]()
             if item.drafter != PLAIN_DRAFTER:
@@ -380,8 +380,3 @@ def entered(plan: Plan, forest: Forest, parts: Sequence[Forest]) -> list[Entry |
             taps = {tap: entry.taps[tap][:rows] for tap in below}
             out[place] = Entry(entry.layer, entry.hidden[:rows], taps)
     return out
-
-
-def under(tap: str, layer: int) -> bool:
-    """Is this hidden state the input of a layer below this one?"""
-    return tap.startswith("input:") and int(tap.removeprefix("input:")) < layer

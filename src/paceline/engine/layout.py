@@ -86,7 +86,11 @@ def lay_out(forest: Forest, items: Sequence[Item], txns: Sequence[Txn]) -> Layou
 def wants_prompt(item: Item) -> bool:
     """Does this step compute prompt tokens whose log-probabilities were asked for and are not known yet?"""
     request = item.request
-    return request.params.prompt_logprobs is not None and len(request.prompt_logprobs) < len(request.prompt)
+    return (
+        not item.partial
+        and request.params.prompt_logprobs is not None
+        and len(request.prompt_logprobs) < len(request.prompt)
+    )
 
 
 def tree_words(forest: Forest, candidates: Sequence[int]) -> list[int]:

@@ -11,6 +11,7 @@ from paceline.core.errors import InputError, IntegrityError
 from paceline.core.operations import Abort, Operation, Submit
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Note, Plan
+from paceline.core.program import inputs
 from paceline.core.request import Request
 from paceline.core.result import Result
 from paceline.core.user import UserFn
@@ -77,7 +78,10 @@ class Engine:
             patience=config.patience, known=known,
         )  # fmt: skip
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
-        self.desk = Desk.of(config, self.table, groups, stateful(self.components), root_of(self.components), lagging)
+        self.layers = inputs(model.places) if "program" in model.abilities else 0
+        self.desk = Desk.of(
+            config, self.table, groups, stateful(self.components), root_of(self.components), lagging, self.layers
+        )
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
         spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
         host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)
@@ -135,7 +139,8 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """What the engine has done. For its own thread, between steps."""
-        return snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals)
+        loads = getattr(self.model, "expert_loads", 0)
+        return snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals, loads)
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, lineage: tuple[int, ...] = ()) -> list[Request]:
         """Queue one prompt (token ids) and return its `params.n` requests. Raises InputError, RefusalError or
@@ -220,7 +225,7 @@ class Engine:
         try:
             with self.compute.place.beside():
                 self.drafters.ahead(drafts, started.exits)
-            return self.compute.collect(plan, drafts, started)
+            return self.compute.collect(plan, txns, drafts, started)
         finally:
             started.ticket.wait()
 

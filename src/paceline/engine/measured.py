@@ -19,14 +19,15 @@ def measured(
     windows: dict[str, int] = {}
     for item, result in zip(plan.items, results):
         judged = result.probes + sum(1 + sum(round.offered) for round in result.rounds)
-        rows.append((item.given - bool(result.rounds) + judged) / passes)
+        rows.append((item.given * item.share - bool(result.rounds) + judged) / passes)
         logits.append(judged / passes)
         if item.nodes:
             by.setdefault(item.drafter, []).append(result)
             if item.further:
                 windows[item.drafter] = max(item.nodes + 1, windows.get(item.drafter, 0))
     pairs = round(sum(mine * base for mine, base in zip(rows, bases)))
-    work = Work(max(1, round(sum(rows))), len(rows), sum(bases), pairs, round(sum(logits)), passes)
+    context = round(sum(item.share * base for item, base in zip(plan.items, bases)))
+    work = Work(max(1, round(sum(rows))), len(rows), context, pairs, round(sum(logits)), passes)
     parts = []
     for name, each in by.items():
         rounds = [result.rounds for result in each]
@@ -42,7 +43,7 @@ def read_texts(plan: Plan, bases: Sequence[int], results: Sequence[Result]) -> l
     """Tokens of prompts and outputs that the step computed, but for texts that nobody else may profit from."""
     found = list[int]()
     for item, base, result in zip(plan.items, bases, results):
-        if not item.request.extra_key:
+        if not item.request.extra_key and not item.partial:
             found += item.request.tokens[base : base + item.given] if item.given > 1 else ()
             found += result.tokens
     return found

@@ -41,7 +41,9 @@ class StepOptions:
         _any("Verifier that judges drafts by default: exact keeps the text of a seed; chain, rrs and kseq keep the "
              "distribution."),
     ] = "exact"  # fmt: skip
-    block_size: Annotated[int, _serving("Tokens of a block of the K/V cache.")] = 16
+    block_size: Annotated[
+        int, _serving("Tokens of a block of the K/V cache; more where a model keeps a large state with each.")
+    ] = 16
     max_requests: Annotated[int, _serving("Most samples that are decoded at once; the others wait.")] = 64
     row_budget: Annotated[int, _serving("Most rows (tokens of prompts and drafts) of one pass.")] = 512
     prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True
@@ -66,8 +68,9 @@ class StepOptions:
     ] = "goodput"
     schedule: Annotated[
         str,
-        _serving("How prompts and decodes share the steps: chunked, or for comparison prefill_first or decode_first."),
-    ] = "chunked"
+        _serving("How prompts and decodes share the steps: chunked, layered (prompts advance by groups of layers, for "
+                 "mixtures of experts), or for comparison prefill_first or decode_first."),
+    ] = "chunked"  # fmt: skip
     order: Annotated[
         str,
         _serving("Order in which requests are served: fcfs, priority, deadline, or fair between API keys, else users."),
@@ -81,6 +84,11 @@ class StepOptions:
         int | None,
         _serving("Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC). "
                  "Default: all."),
+    ] = None  # fmt: skip
+    layer_groups: Annotated[
+        int | None,
+        _serving("Groups of layers by which a prompt advances, one a step, for layered. Default: as many as keep "
+                 "tbt_target_ms."),
     ] = None  # fmt: skip
     check: Annotated[bool, _serving("Verify the cache's book-keeping after every step (slow).")] = False
 
@@ -222,6 +230,7 @@ class EngineOptions(TypedDict, total=False):
     order: str
     tbt_target_ms: float | None
     group_size: int | None
+    layer_groups: int | None
     revision: str | None
     token: str | None
     check: bool

@@ -125,6 +125,15 @@ class Follower:
         self._tokens = len(request.output) if told else 0
         self._text = len(request.text) if told else 0
 
+    @property
+    def heard(self) -> int:
+        """Tokens that are known."""
+        return self._tokens
+
+    def begin_at(self, tokens: int, characters: int) -> None:
+        """So much of the output is known."""
+        self._tokens, self._text = tokens, characters
+
     def news(self) -> Chunk | None:
         """What came since the last call; None when there is nothing to show and the request goes on."""
         request = self.request

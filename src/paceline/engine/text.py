@@ -9,6 +9,7 @@ from typing import Any
 from paceline.core.errors import CheckpointError, InputError
 from paceline.engine.conversation import RoleForm, form, shape_all
 from paceline.model.memo import remembered, states
+from paceline.model.unindexed import submodules_alone
 
 Message = Mapping[str, Any]
 WEIGHT_FILES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
@@ -121,6 +122,7 @@ def tokenizer(path: Path) -> Any:
 
     module, _, name = str(remembered("tokenizer", states(small), search)).partition(":")
     if not found and module.startswith("transformers."):
+        submodules_alone()
         found.append(getattr(import_module(module), name).from_pretrained(str(path)))
     elif not found:
         search()

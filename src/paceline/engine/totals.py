@@ -70,6 +70,8 @@ class Snapshot:
     cached: int
     """Blocks that no lease holds and that the prefix cache keeps until they are needed."""
     totals: Totals
+    expert_loads: int = 0
+    """How often the weights of an expert of a mixture were read."""
 
     @property
     def speculation(self) -> SpecStats:
@@ -77,10 +79,12 @@ class Snapshot:
         return summed(self.totals.drafters.values())
 
 
-def snapshot(running: Sequence[Request], waiting: Sequence[Request], pool: BlockPool, totals: Totals) -> Snapshot:
+def snapshot(
+    running: Sequence[Request], waiting: Sequence[Request], pool: BlockPool, totals: Totals, expert_loads: int = 0
+) -> Snapshot:
     """What an engine has done, between two steps."""
     used = pool.num_blocks - pool.room
-    return Snapshot(len(running), len(waiting), pool.num_blocks, used, len(pool.evictable), totals.copy())
+    return Snapshot(len(running), len(waiting), pool.num_blocks, used, len(pool.evictable), totals.copy(), expert_loads)
 
 
 def summed(parts: Iterable[SpecStats]) -> SpecStats:

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from paceline.attend import Attend
 from paceline.model.linear import Linear
-from paceline.model.spec import Experts, ModelSpec, Rope, ShortConv
+from paceline.model.recurrent import GatedConv, Recurrence
+from paceline.model.spec import Experts, ModelSpec, Rope
 from paceline.model.state import Scan
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def rotate_(x: Tensor, turn: Turn) -> None:
 @dataclass(slots=True)
 class SelfAttention:
     """A layer's mixer. qkv: [T, hidden] -> [T, (heads + 2 kv_heads) * head_dim]; `head_norm` has a row of weights for
-    each head of q and k."""
+    each head of q and k. With `ModelSpec.gated_attention` there are heads * head_dim gates more behind them."""
 
     spec: ModelSpec
     index: int
@@ -141,46 +142,26 @@ class SelfAttention:
     def __call__(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         spec = self.spec
         turned = spec.heads + spec.kv_heads
-        qkv = self.qkv(x).view(len(x), turned + spec.kv_heads, spec.head_dim)
+        projected, gate = self.qkv(x), None
+        if spec.gated_attention:
+            sizes = [(turned + spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim]
+            projected, gate = projected.split_with_sizes(sizes, -1)
+        qkv = projected.view(len(x), turned + spec.kv_heads, spec.head_dim)
         q_and_k = qkv.narrow(1, 0, turned)
         if self.head_norm is not None:
             q_and_k.copy_(self.head_norm(q_and_k))
         rotate_(q_and_k, turn)
         kv = qkv.narrow(1, spec.heads, 2 * spec.kv_heads).view(len(x), 2, spec.kv_heads, spec.head_dim)
-        return self.out(attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv))
+        mixed = attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv)
+        return self.out(mixed if gate is None else mixed * gate.sigmoid())
 
 
 @dataclass(slots=True)
-class GatedConv:
-    """A layer's mixer: of input projections B, C and x [T, hidden] each, C times a convolution of B x over the last
-    tokens of a row's path. inner: [T, hidden] -> [T, 3 * hidden]; `weight` [length, hidden],
-    the oldest token's first."""
+class SideBySide:
+    """A layer's mixer: attention and a recurrence over the same input, added together."""
 
-    form: ShortConv
-    index: int
-    """Its number among the recurrent layers."""
-    inner: Linear
-    weight: Tensor
-    bias: Tensor | None
-    out: Linear
-
-    def __call__(self, x: Tensor, scan: Scan) -> Tensor:
-        before, gate, own = self.inner(x).chunk(3, -1)
-        inputs = before * own
-        return self.out(gate * convolve(scan, self.index, self.weight, self.bias, inputs))
-
-
-def convolve(scan: Scan, index: int, weight: Tensor, bias: Tensor | None, inputs: Tensor) -> Tensor:
-    """A causal convolution of each channel of inputs [T, n] along every row's own path; weight [length, n], bias [n].
-    The state is the last length - 1 inputs."""
-    length, width = weight.shape
-    window = scan.window(length)
-    past = torch.cat((scan.start(index).to(inputs.dtype).view(-1, width), inputs))
-    y = torch.zeros_like(inputs) if bias is None else bias.expand_as(inputs).to(inputs.dtype)
-    for number, part in enumerate(weight.to(inputs.dtype)):
-        y = y.addcmul(past.index_select(0, window[:, number]), part)
-    scan.keep(index, past[window[scan.kept, 1:]])
-    return y
+    attention: SelfAttention
+    recurrence: Recurrence
 
 
 @dataclass(slots=True)
@@ -222,13 +203,16 @@ class Mixture:
     """Adapters of the rows, where some were given."""
     record: Callable[[Tensor], None] | None = None
     """Called with the experts [T, active] that the rows of a pass use."""
+    loads: int = 0
+    """How often an expert's weights were read, the shared one's not counted."""
 
     def __call__(self, x: Tensor) -> Tensor:
         weights, chosen = routes(self.form, self.router(x), self.correction)
         if self.record is not None:
             self.record(chosen)
-        y = torch.zeros_like(x)
-        for number in sorted(set(chosen.flatten().tolist())):
+        y, numbers = torch.zeros_like(x), sorted(set(chosen.flatten().tolist()))
+        self.loads += len(numbers)
+        for number in numbers:
             row, rank = (chosen == number).nonzero(as_tuple=True)
             with nullcontext() if self.adapted is None else self.adapted.among(row):
                 part = self.experts[number](x.index_select(0, row))
@@ -265,11 +249,25 @@ class Block:
 
     spec: ModelSpec
     attention_norm: Norm | None
-    mixer: SelfAttention | GatedConv
+    mixer: SelfAttention | GatedConv | Recurrence | SideBySide | None
     attention_post_norm: Norm | None
     ffn_norm: Norm | None
-    ffn: FeedForward | Mixture
+    ffn: FeedForward | Mixture | None
     ffn_post_norm: Norm | None
+
+    @property
+    def attention(self) -> SelfAttention | None:
+        """The part of the mixer that attends."""
+        if isinstance(self.mixer, SideBySide):
+            return self.mixer.attention
+        return self.mixer if isinstance(self.mixer, SelfAttention) else None
+
+    @property
+    def recurrence(self) -> GatedConv | Recurrence | None:
+        """The part of the mixer that keeps a state."""
+        if isinstance(self.mixer, SideBySide):
+            return self.mixer.recurrence
+        return self.mixer if isinstance(self.mixer, GatedConv | Recurrence) else None
 
     def attend(
         self, x: Tensor, entry: Tensor | None, turn: Turn | None, attend: Attend, scan: Scan | None = None
@@ -277,19 +275,24 @@ class Block:
         """Add the mixer's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
         is one, not x. `turn`: of attention, `scan`: of a recurrent mixer. What the feed-forward part is to read, where
         that is not the stream."""
+        if self.mixer is None:
+            return None
         stream = x if entry is None else entry
         normed = stream if self.attention_norm is None else self.attention_norm(stream)
-        if isinstance(self.mixer, SelfAttention):
+        if (attention := self.attention) is not None:
             assert turn is not None
-            y = self.mixer(normed, turn, attend)
-        else:
+            y = attention(normed, turn, attend)
+        if (recurrence := self.recurrence) is not None:
             assert scan is not None
-            y = self.mixer(normed, scan)
+            beside = recurrence(normed, scan)
+            y = beside if attention is None else y + beside
         self.contribute(x, y if self.attention_post_norm is None else self.attention_post_norm(y))
         return normed if self.spec.parallel else None
 
     def feed(self, x: Tensor, normed: Tensor | None = None) -> None:
         """Add the feed-forward part's contribution, in place. `normed`: what `attend` gave."""
+        if self.ffn is None:
+            return
         norm = self.attention_norm if self.spec.parallel else self.ffn_norm
         if normed is None:
             normed = x if norm is None else norm(x)

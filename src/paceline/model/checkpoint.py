@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
-from paceline.model.families import FAMILIES, family_of, text_config
+from paceline.model.families import FAMILIES, MTP_PREFIX, family_of, text_config
 from paceline.model.family import Names
 from paceline.model.groups import Groups
 from paceline.model.memo import remembered
@@ -108,7 +108,7 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
     from transformers import CONFIG_MAPPING
 
     try:
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict(raw)
+        config = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(raw))
     except Exception as error:  # validation raises many types, none of them ours to tell apart
         reason = " ".join(str(error).split())
         raise CheckpointError(
@@ -125,6 +125,13 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         raise CheckpointError(
             f"{path / 'config.json'} cannot be used ({type(error).__name__}: {error}); correct it or download it again."
         ) from None
+
+
+def with_floats(value: Any) -> Any:
+    """A config with its infinite numbers, which transformers writes as {"__float__": "Infinity"}."""
+    if isinstance(value, dict):
+        return float(value["__float__"]) if {*value} == {"__float__"} else {k: with_floats(v) for k, v in value.items()}
+    return [with_floats(item) for item in value] if isinstance(value, list) else value
 
 
 STACKED = re.compile(r"(.+)#(\d+)(\.\w+)")
@@ -203,6 +210,9 @@ class Tensors:
                         f"tensor {name} is both in {self.place[name]} and in {file} of {path}; keep the right one."
                     )
                 self.place[name] = file
+        family = FAMILIES.get(str(text_config(config).get("model_type")))
+        self.predicts = family is not None and family.mtp
+        """May it hold a layer for further tokens?"""
         self.taken: set[str] = set()
         self.read: list[Tensor] = []
         self.scheme = scheme_of(text_config(config))
@@ -321,6 +331,8 @@ class Tensors:
     def leftover(self) -> Iterator[str]:
         """Names that nothing took, other than those that carry no weights of their own."""
         for name in self.place:
+            if self.predicts and name.startswith(MTP_PREFIX):
+                continue
             beside = name.endswith("rotary_emb.inv_freq") or (self.scheme and name.endswith(SIDE_MEMBERS))
             if name not in self.taken and not beside and name != "lm_head.weight":
                 yield name

@@ -18,8 +18,12 @@ SIZES = {
     "max_position_embeddings": 2**26,
 }
 """Whole numbers from 1 to this."""
+ATTENTION_SIZES = ("num_attention_heads", "num_key_value_heads", "intermediate_size", "max_position_embeddings")
+"""Sizes of models that attend."""
+UNBOUNDED_LEN = 1 << 18
+"""Tokens of the longest text of a model without attention, whose config names no limit."""
 MAX_HEAD_SIZE = 4096
-EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon")
+EPS = ("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "layer_norm_epsilon")
 """What norms add under the root, by the names that families give it."""
 MIXTURES = dict.fromkeys(
     ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "num_experts_per_tok", "moe_k",
@@ -51,23 +55,18 @@ def check_raw(raw: Mapping[str, Any]) -> None:
 
 def check(config: Any) -> None:
     """All numbers of a config that transformers parsed. Raises CheckpointError naming file and field."""
+    attends = attends_somewhere(config)
     for name, most in SIZES.items():
-        whole(name, getattr(config, name, None), 1, most)
-    heads, groups, hidden = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
-    if heads % groups:
-        refuse("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
-    width = getattr(config, "head_dim", None)
-    if width is None and hidden % heads:
-        refuse("num_attention_heads", heads, f"a divisor of hidden_size ({hidden}), or head_dim must be given")
-    width = hidden // heads if width is None else width
-    whole("head_dim", width, 1, MAX_HEAD_SIZE)
+        if attends or name not in ATTENTION_SIZES:
+            whole(name, getattr(config, name, None), 1, most)
+    width = check_heads(config) if attends else 0
     for name in EPS:
         if hasattr(config, name) and not 0 <= number(name, getattr(config, name)) < 1:
             refuse(name, getattr(config, name), "in [0, 1)")
     for name in POSITIVE_FIELDS:
         positive(name, getattr(config, name, None))
     for name, most in MIXTURES.items():
-        if hasattr(config, name):
+        if hasattr(config, name) and getattr(config, "num_local_experts", 1) != 0:  # 0: it is no mixture
             whole(name, getattr(config, name), 1, most)
     kinds = getattr(config, "layer_types", None)
     window, unused = (
@@ -78,11 +77,32 @@ def check(config: Any) -> None:
         whole("sliding_window", window, 0 if unused else 1, 2**40)
     if kinds is not None and (not isinstance(kinds, list) or len(kinds) != config.num_hidden_layers):
         refuse("layer_types", kinds, f"a list of {config.num_hidden_layers} entries")
+    if not hasattr(config, "rope_parameters"):
+        return  # a model that rotates nothing
     params = config.rope_parameters
     if not isinstance(params, dict):
         refuse("rope_parameters", params, "an object")
     for it in scalings(params):
         check_rope(it, width)
+
+
+def attends_somewhere(config: Any) -> bool:
+    """Does any layer of a config that transformers parsed attend?"""
+    kinds = getattr(config, "layer_types", None)
+    return not isinstance(kinds, list) or any(kind != "linear_attention" for kind in kinds)
+
+
+def check_heads(config: Any) -> int:
+    """Numbers of a head of attention."""
+    heads, groups, hidden = config.num_attention_heads, config.num_key_value_heads, config.hidden_size
+    if heads % groups:
+        refuse("num_key_value_heads", groups, f"a divisor of num_attention_heads ({heads})")
+    given: int | None = getattr(config, "head_dim", None)
+    if given is None and hidden % heads:
+        refuse("num_attention_heads", heads, f"a divisor of hidden_size ({hidden}), or head_dim must be given")
+    width = hidden // heads if given is None else given
+    whole("head_dim", width, 1, MAX_HEAD_SIZE)
+    return width
 
 
 def check_rope(params: Mapping[str, Any], width: int) -> None:
@@ -144,8 +164,8 @@ def refuse(name: str, value: Any, want: str) -> None:
 
 def longest(config: Any) -> int:
     """The longest context that a config describes: what it was trained for, or that stretched by its rope scaling."""
-    trained = int(config.max_position_embeddings)
-    params = config.rope_parameters
+    trained = int(getattr(config, "max_position_embeddings", UNBOUNDED_LEN))
+    params = getattr(config, "rope_parameters", None) or {}
     return max(trained, *(stretched(it, trained) for it in scalings(params)))
 
 

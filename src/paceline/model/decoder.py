@@ -18,13 +18,14 @@ from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.adapters import AdapterTable
-from paceline.model.blocks import Block, Norm, Rotary, SelfAttention
+from paceline.model.blocks import Block, Mixture, Norm, Rotary
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.narrow import taken
 from paceline.model.packed import Packed
-from paceline.model.spec import Attention, ModelSpec, ShortConv
-from paceline.model.state import States
+from paceline.model.recurrent import layout_of
+from paceline.model.spec import ModelSpec
+from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
     from paceline.model.native_adapters import NativeAdapters
@@ -72,7 +73,7 @@ class Decoder:
         self.places = frozenset({*(f"input:{i}" for i in range(len(spec.layers))), *FINAL_NORM_TAPS})
         self.abilities = abilities(spec)
         self.kv_bytes_per_token = kv_bytes(spec, packing)
-        self.state_bytes = spec.state_width * self.compute.itemsize
+        self.state_bytes = spec.state_bytes(self.compute.itemsize)
         self.weight_bytes = weights.bytes
         self._lent: list[Tensor] = []
         self.narrowed: NarrowHead | None = None
@@ -87,8 +88,8 @@ class Decoder:
         self.embedding_scale = torch.tensor(spec.embedding_scale, dtype=self.dtype).item()
         ropes = list(dict.fromkeys(mixer.rope for mixer in spec.attentions))
         self.rotaries = [Rotary(rope, self.device, self.compute, spec.max_len + MAX_CANDIDATES) for rope in ropes]
-        mixers = [layer.mixer for layer in spec.layers]
-        self.rotary_of = [ropes.index(it.rope) if isinstance(it, Attention) else -1 for it in mixers]
+        attends = [layer.attends for layer in spec.layers]
+        self.rotary_of = [-1 if it is None else ropes.index(it.rope) for it in attends]
 
     def adapt(self) -> "AdapterTable | NativeAdapters":
         """The table of its adapters, made when first asked for. RefusalError where others hold its experts."""
@@ -103,11 +104,11 @@ class Decoder:
         windows = [mixer.window for mixer in spec.attentions]
         shape = (len(windows), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
         pool = pages.tensor(shape, self.dtype, self.device)
-        self.states = States(blocks, block_size, self.device)
-        for layer in spec.layers:
-            if isinstance(layer.mixer, ShortConv):
-                self.states.add((layer.mixer.length - 1, spec.hidden), self.compute)
-        sinks = [block.mixer.sinks for block in self.weights.blocks if isinstance(block.mixer, SelfAttention)]
+        self.states = States(blocks, block_size, self.device, self.replay)
+        for form in spec.recurrences:
+            parts, record = layout_of(form, spec.hidden, self.compute)
+            self.states.add(parts, record, self.compute)
+        sinks = [block.attention.sinks for block in self.weights.blocks if block.attention is not None]
         self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
         if isinstance(self.attend, Reference):
             self.attend.sinks = sinks if spec.sinks else []
@@ -120,6 +121,12 @@ class Decoder:
             slots.index_copy_(3, where[1], slots.index_select(3, where[0]))
             if self.spec.recurrent:
                 self.states.move(source, target)
+
+    def replay(self, scan: Scan) -> None:
+        """Compute recorded rows again through the recurrent layers."""
+        for block in self.weights.blocks:
+            if block.recurrence is not None:
+                block.recurrence.replay(scan)
 
     def keep(self, slots: list[int]) -> None:
         self.states.keep({*slots})
@@ -264,6 +271,11 @@ class Decoder:
     def no_logits(self) -> Tensor:
         return torch.empty(0, self.spec.vocab, dtype=self.exact, device=self.device)
 
+    @property
+    def expert_loads(self) -> int:
+        """How often the weights of an expert of a mixture were read: once a pass for all rows that it has."""
+        return sum(block.ffn.loads for block in self.weights.blocks if isinstance(block.ffn, Mixture))
+
     def describe(self) -> str:
         words = "" if self.narrowed is None else f", {len(self.narrowed.words):,} tokens of a draft"
         return f"{self.spec.family}, {self.packing.describe()}{words}, on {self.device}"
@@ -280,7 +292,7 @@ def abilities(spec: ModelSpec) -> frozenset[Ability]:
             found |= {"join"}  # windows are cut by place
         if spec.early_exit:
             found |= {"exit"}
-    if isinstance(spec.layers[-1].mixer, Attention):
+    if spec.layers[-1].attends is not None:
         found |= {"keys"}
     return frozenset(found)
 

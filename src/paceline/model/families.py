@@ -11,7 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from paceline.core.errors import CheckpointError
-from paceline.model.family import Family, Mixed, Names
+from paceline.model.family import Family, MambaFields, Mixed, Names
 from paceline.model.quantised import scheme_of
 
 GEMMA_NAMES = Names(
@@ -77,6 +77,31 @@ LFM2 = Family(
     norm_eps="norm_eps",
     conv=("conv_L_cache", "conv_bias"),
     rounded=True,
+)
+BACKBONE = Names(
+    embedding="backbone.embeddings",
+    norm="backbone.norm_f",
+    layer="backbone.layers.{}.",
+    attention_norm="norm",
+    ffn_norm="norm",
+    mamba="mixer.",
+)
+HYBRID_NAMES = Names(
+    norm="model.final_layernorm",
+    ffn_norm="pre_ff_layernorm",
+    gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+    down="feed_forward.down_proj",
+)
+QWEN35 = Family(
+    "Qwen3_5ForConditionalGeneration",
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    qk_norm=True,
+    norm_offset=1.0,
+    layer_types=True,
+    delta="apart",
+    gated_attention=True,
+    mtp=True,
 )
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
@@ -303,6 +328,120 @@ FAMILIES: dict[str, Family] = {
             floor=1e-6,
         ),
     ),
+    "mamba2": Family(
+        "Mamba2ForCausalLM",
+        names=BACKBONE,
+        norm_eps="layer_norm_epsilon",
+        layer_types=True,
+        feedless=True,
+        mamba=MambaFields(
+            "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias", "use_bias"
+        ),
+    ),
+    "bamba": Family(
+        "BambaForCausalLM",
+        names=HYBRID_NAMES,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        layer_types=True,
+        mamba=MambaFields(),
+    ),
+    "granitemoehybrid": Family(
+        "GraniteMoeHybridForCausalLM",
+        names=Names(
+            gate_up=("shared_mlp.input_linear",),
+            down="shared_mlp.output_linear",
+            router="block_sparse_moe.router.layer",
+            expert="block_sparse_moe.",
+            expert_gate_up=("input_linear#{}",),
+            expert_down="output_linear#{}",
+            shared="shared_mlp.",
+            shared_gate_up=("input_linear",),
+            shared_down="output_linear",
+        ),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        layer_types=True,
+        turned="position_embedding_type",
+        embedding_scale="embedding_multiplier",
+        residual_scale="residual_multiplier",
+        score_scale="attention_multiplier",
+        logit_scale="logits_scaling",
+        divided=True,
+        mamba=MambaFields(),
+        experts=Mixed(
+            count="num_local_experts",
+            width="intermediate_size",
+            normed=True,
+            shared="shared_intermediate_size",
+            shared_gated=False,
+            optional="shared_intermediate_size",
+        ),
+    ),
+    "falcon_h1": Family(
+        "FalconH1ForCausalLM",
+        names=HYBRID_NAMES,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        layer_types=True,
+        multiplied=True,
+        embedding_scale="embedding_multiplier",
+        logit_scale="lm_head_multiplier",
+        mamba=MambaFields(out_bias="projectors_bias", norm="mamba_rms_norm", norm_first="mamba_norm_before_gate"),
+    ),
+    "nemotron_h": Family(
+        "NemotronHForCausalLM",
+        names=replace(
+            BACKBONE,
+            qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
+            out="mixer.o_proj",
+            gate_up=("mixer.up_proj",),
+            down="mixer.down_proj",
+            router="mixer.gate",
+            expert="mixer.experts.{}.",
+            expert_gate_up=("up_proj",),
+            shared="mixer.shared_experts.",
+            correction="mixer.gate.e_score_correction_bias",
+        ),
+        activation="mlp_hidden_act",
+        norm_eps="layer_norm_epsilon",
+        mlp_bias="mlp_bias",
+        ungated=True,
+        layer_types=True,
+        apart=True,
+        turned="",
+        refused="moe_latent_size",
+        mamba=MambaFields(
+            "mamba_num_heads",
+            "mamba_head_dim",
+            "n_groups",
+            "ssm_state_size",
+            "conv_kernel",
+            "use_conv_bias",
+            "mamba_proj_bias",
+            "use_bias",
+            "mamba_hidden_act",
+            "time_step_min",
+        ),
+        experts=Mixed(
+            count="n_routed_experts",
+            shared="moe_shared_expert_intermediate_size",
+            shared_gated=False,
+            score="sigmoid",
+            corrected=True,
+            groups=("n_group", "topk_group"),
+            scale="routed_scaling_factor",
+        ),
+    ),
+    "qwen3_next": replace(
+        QWEN35,
+        architecture="Qwen3NextForCausalLM",
+        delta="fused",
+        experts=Mixed(shared="shared_expert_intermediate_size", every="decoder_sparse_step", dense="mlp_only_layers"),
+    ),
+    "qwen3_5_text": QWEN35,
     "arcee": Family(
         "ArceeForCausalLM",
         names=Names(gate_up=("mlp.up_proj",)),
@@ -314,11 +453,13 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+MTP_PREFIX = "mtp."
+"""How the names of a layer for further tokens begin."""
 JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 """Ends of the names of architectures whose head is no language model's."""
 
 
-WITH_PICTURES = frozenset(("gemma3", "mistral3", "qwen3_vl"))
+WITH_PICTURES = frozenset(("gemma3", "mistral3", "qwen3_vl", "qwen3_5"))
 """Model types of which the text's part is served: pictures are refused."""
 FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
 """Keys next to `text_config` that apply to the text."""
@@ -329,9 +470,11 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
         return config
-    kind = inner.get("model_type") or {"gemma3": "gemma3_text", "qwen3_vl": "qwen3_vl_text"}.get(
-        config["model_type"], "mistral"
-    )
+    kind = inner.get("model_type") or {
+        "gemma3": "gemma3_text",
+        "qwen3_vl": "qwen3_vl_text",
+        "qwen3_5": "qwen3_5_text",
+    }.get(config["model_type"], "mistral")
     return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
 
 

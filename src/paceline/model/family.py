@@ -1,6 +1,7 @@
 """What a family of models says of itself: names of weights, and which fields of a config decide what."""
 
 from dataclasses import dataclass
+from typing import Literal
 
 from paceline.model.spec import RouterScore
 
@@ -41,6 +42,12 @@ class Names:
     """Kernel of a gated short convolution, and below it the projections before and after it."""
     conv_in: str = "conv.in_proj"
     conv_out: str = "conv.out_proj"
+    mamba: str = "mamba."
+    """Prefix of a Mamba-2 mixer's weights, and of a gated delta rule's."""
+    delta: str = "linear_attn."
+    shared_gate_up: tuple[str, ...] = ()
+    """Names of the expert that every token uses, where they are not named as in the others."""
+    shared_down: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +76,30 @@ class Mixed:
     """How many groups there are, and how many are active."""
     scale: str = ""
     floor: float = 0.0
+    shared_gated: bool = True
+    """The expert of `shared` has a gate."""
+    optional: str = ""
+    """Config field with the inner numbers of a dense part that stands for the mixture where `count` is 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class MambaFields:
+    """The config fields of Mamba-2 mixers."""
+
+    heads: str = "mamba_n_heads"
+    head_dim: str = "mamba_d_head"
+    groups: str = "mamba_n_groups"
+    state: str = "mamba_d_state"
+    length: str = "mamba_d_conv"
+    conv_bias: str = "mamba_conv_bias"
+    in_bias: str = "mamba_proj_bias"
+    out_bias: str = "mamba_proj_bias"
+    activation: str = "hidden_act"
+    least: str = ""
+    """The shortest time step, where it is not in `time_step_limit`."""
+    norm: str = ""
+    """Whether there is a norm, and `norm_first`: whether it comes before the gate; none: the gate comes first."""
+    norm_first: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +150,22 @@ class Family:
     conv: tuple[str, str] | None = None
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
     and whether they have biases."""
+    mamba: MambaFields | None = None
+    """Mixers of layers whose type is `linear_attention`, or `hybrid`: with attention beside it."""
+    feedless: bool = False
+    """Layers have no feed-forward part."""
+    apart: bool = False
+    """Feed-forward parts are layers of their own, of the types `mlp` and `moe`."""
+    delta: Literal["", "apart", "fused"] = ""
+    """Layers whose type is `linear_attention` follow the gated delta rule; their input projections are four matrices,
+    or two, in which they lie head by head."""
+    mtp: bool = False
+    """A checkpoint may hold a layer for further tokens, in tensors `mtp.*`, which draft/mtp.py serves."""
+    gated_attention: bool = False
+    multiplied: bool = False
+    """Projections have the factors of Falcon-H1."""
+    turned: str | None = None
+    """Config field that says `rope` where queries and keys are rotated; empty: they never are."""
     sinks: bool = False
     beyond: str = ""
     """Config field: how many layers behind the last predict further tokens. They are no part of a pass."""

@@ -6,9 +6,10 @@ native pass, blocks.py and attend/ for that of one in PyTorch.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from math import prod
 from typing import Protocol
 
-from paceline.model.spec import Attention, Experts, Layer, ModelSpec
+from paceline.model.spec import Delta, Experts, Layer, Mamba, ModelSpec
 
 SOFTMAX_KEYS = 1024
 """Keys of one softmax of the native attention; a longer text's are merged (base.h)."""
@@ -20,9 +21,12 @@ UNIT_SLOTS = 512
 """Slots that the native pool is made of: 16 lie side by side, and 32 times as many of each layer and head (base.h)."""
 PADDED_REQUEST_ROWS = 16
 """Rows up to which a request is padded (attend/batches.py)."""
-STATES = 4
-"""States alive at once for each row and text of a pass: kept, and twice as many places as were ever needed; one more
-while a layer makes them."""
+STATES = 3
+"""States alive at once for each text of a pass: the one that it begins with, and those behind its last given rows."""
+RECORDS = 4
+"""Copies of a row's record: kept, with twice as many places as were ever needed, and at work."""
+SCAN_ROWS = 64
+"""Rows that a scan computes at once (scan.py), and that a tree has at most."""
 PAIRS = 1 << 22
 """Row, head and key triples of a padded batch in PyTorch (attend/reference.py: SCORES)."""
 
@@ -67,10 +71,16 @@ class Footprint:
     """More for each key that this batch reads."""
     pairs: int
     state: int = 0
-    """The state of one text: one lies with each block, and in a pass one more for each of its rows."""
+    """The state of one text: one lies with each block."""
+    record: int = 0
+    """What one row brings to it, in all layers."""
 
     def kv(self, blocks: int, block_size: int) -> int:
-        return -(-blocks * block_size // self.unit) * self.unit * self.slot + blocks * self.state
+        return -(-blocks * block_size // self.unit) * self.unit * self.slot
+
+    def held(self, blocks: int, block_size: int) -> int:
+        """Keys, values and states of these blocks."""
+        return self.kv(blocks, block_size) + blocks * self.state
 
     def scratch(self, rows: int, requests: int, length: int) -> int:
         """Maximum bytes that a pass takes in addition to logits, if no text is longer than `length`."""
@@ -78,7 +88,7 @@ class Footprint:
         at_work = min(padded, max(self.pairs, PADDED_REQUEST_ROWS * length))
         read = max(length, min(requests * length, self.pairs // 4))
         of_keys = length * self.key + padded * self.mask + at_work * self.pair + read * self.copy
-        states = STATES * (rows + requests) * self.state
+        states = STATES * requests * self.state + RECORDS * rows * self.record
         return self.fixed + rows * self.row + of_keys + states
 
 
@@ -97,26 +107,47 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
     loading = max(stored * layer + form.working * largest, (stored + max(of_head.working - 4, 2)) * whole)
     slot = attending * form.slot(spec.kv_heads, spec.head_dim)
     turned = 3 * 2 * 4 * sum({it.rope: len(it.rope.inverse) for it in spec.attentions}.values())
-    state = spec.state_width * (8 if itemsize == 8 else 4)
+    wide = 8 if itemsize == 8 else 4
+    state, record = spec.state_bytes(wide), spec.record_bytes(wide)
     routers = sum(4 * (it.count * (spec.hidden + 2) + spec.hidden) for it in spec.mixtures)
     weights = packed + layers * norms + norms + head + embedding + routers
     fixed, row, mask, pair, copy, pairs = (
         native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
     )
     unit = UNIT_SLOTS if form.native else 1
-    return Footprint(weights, loading, slot, unit, spec.vocab, fixed, row, turned, mask, pair, copy, pairs, state=state)
+    return Footprint(
+        weights,
+        loading,
+        slot,
+        unit,
+        spec.vocab,
+        fixed,
+        row,
+        turned,
+        mask,
+        pair,
+        copy,
+        pairs,
+        state=state,
+        record=record,
+    )
 
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:
     """(outputs, inputs) of a layer's matrices, as they are fused; gates and ups by 16. Routers are no such matrices."""
     q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    if isinstance(layer.mixer, Attention):
-        yield q + 2 * kv, spec.hidden
+    if layer.attends is not None:
+        yield q * (1 + spec.gated_attention) + 2 * kv, spec.hidden
         yield spec.hidden, q
-    else:
+    if isinstance(layer.recurs, Mamba | Delta):
+        yield layer.recurs.width + layer.recurs.record, spec.hidden
+        yield spec.hidden, layer.recurs.width
+    elif layer.recurs is not None:
         yield 3 * spec.hidden, spec.hidden
         yield spec.hidden, spec.hidden
     feed = layer.feed
+    if feed is None:
+        return
     widths = [feed.width]
     if isinstance(feed, Experts):
         widths = [feed.width] * feed.count + [feed.shared] * (feed.shared > 0)
@@ -156,6 +187,9 @@ def torch_scratch(spec: ModelSpec, itemsize: int) -> Scratch:
     wide = 8 if itemsize == 8 else 4
     mixed = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     row = wide * (6 * spec.hidden + 5 * mixed + 5 * spec.ffn)
+    scans = [it for it in spec.recurrences if isinstance(it, Mamba | Delta)]
+    row += 8 * wide * max((it.width + it.record for it in scans), default=0)
+    fixed = 4 * wide * max((it.heads * SCAN_ROWS**2 + prod(it.matrix) for it in scans), default=0)
     mask = wide * spec.heads * len({mixer.window for mixer in spec.attentions})
     copy = 2 * spec.kv_heads * spec.head_dim * (wide + itemsize)
-    return 0, row, mask, 4 * wide * spec.heads, copy, PAIRS // spec.heads
+    return fixed, row, mask, 4 * wide * spec.heads, copy, PAIRS // spec.heads

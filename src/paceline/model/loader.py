@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.model import store
-from paceline.model.blocks import Block, FeedForward, GatedConv, LayerNorm, Mixture, Norm, SelfAttention, WholeNorm
+from paceline.model.blocks import Block, FeedForward, LayerNorm, Mixture, Norm, SelfAttention, SideBySide, WholeNorm
 from paceline.model.checkpoint import Tensors
 from paceline.model.decoder import Weights
 from paceline.model.families import FAMILIES
@@ -20,7 +20,8 @@ from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.progress import tracked
-from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
+from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
+from paceline.model.spec import Attention, Both, Delta, Experts, Mamba, ModelSpec, Multipliers, ShortConv
 
 log = logging.getLogger("paceline")
 MASKED_LOGIT = -1e30
@@ -134,24 +135,35 @@ class Loader:
         def norm(name: str) -> Norm | None:
             return self.norm(at + name, spec.hidden) if name else None
 
+        layer = spec.layers[index]
+        mixes, feeds = layer.mixer is not None, layer.feed is not None
         return Block(
             spec,
-            attention_norm=norm(names.attention_norm),
+            attention_norm=norm(names.attention_norm) if mixes else None,
             mixer=self.mixer(at, index),
             attention_post_norm=norm(names.attention_post_norm),
-            ffn_norm=norm(names.ffn_norm),
+            ffn_norm=norm(names.ffn_norm) if feeds else None,
             ffn=self.feed(at, index),
             ffn_post_norm=norm(names.ffn_post_norm),
         )
 
-    def mixer(self, at: str, index: int) -> SelfAttention | GatedConv:
+    def mixer(self, at: str, index: int) -> SelfAttention | GatedConv | Recurrence | SideBySide | None:
         """Its number is that among the layers with the same kind of memory: K/V, or a state."""
-        layers = self.spec.layers
-        form, attends = layers[index].mixer, isinstance(layers[index].mixer, Attention)
-        number = sum(isinstance(layer.mixer, Attention) == attends for layer in layers[:index])
+        before, form = self.spec.layers[:index], self.spec.layers[index].mixer
+        keys = sum(layer.attends is not None for layer in before)
+        state = sum(layer.recurs is not None for layer in before)
+        if form is None:
+            return None
         if isinstance(form, Attention):
-            return self.attention(at, number, form)
-        return self.convolution(at, number, form)
+            return self.attention(at, keys, form)
+        if isinstance(form, ShortConv):
+            return self.convolution(at, state, form)
+        if isinstance(form, Both):
+            recurrence = self.mamba(at + self.names.mamba, state, form.recurrence)
+            return SideBySide(self.attention(at, keys, form.attention), recurrence)
+        if isinstance(form, Mamba):
+            return self.mamba(at + self.names.mamba, state, form)
+        return self.delta(at + self.names.delta, state, form)
 
     def attention(self, at: str, number: int, form: Attention) -> SelfAttention:
         spec, names = self.spec, self.names
@@ -159,18 +171,36 @@ class Loader:
 
         apart = self.packing.groups is not None and self.values_apart(at)
 
+        by = spec.multipliers
+        factors = (
+            None
+            if by is None
+            else repeated((q, by.attention_in), (kv, by.attention_in * by.key), (kv, by.attention_in))
+        )
+        of_bias = None if by is None else repeated((q, 1.0), (kv, by.key), (kv, 1.0))
+
         def heads(qkv: Tensor) -> Tensor:
+            if spec.gated_attention:  # each head's query, and its gate
+                both = qkv[: 2 * q].view(spec.heads, 2, spec.head_dim, *qkv.shape[1:])
+                return torch.cat((both[:, 0].flatten(0, 1), qkv[2 * q :], both[:, 1].flatten(0, 1)))
             if self.interleaved:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
             return by_head(qkv, spec.heads, spec.kv_heads, not apart) if self.packing.native else qkv
 
-        first, outs = names.qkv[: 3 - apart], (q, kv, kv)[: 3 - apart]
+        first, outs = names.qkv[: 3 - apart], (q * (1 + spec.gated_attention), kv, kv)[: 3 - apart]
         return SelfAttention(
             spec,
             number,
-            qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads),
+            qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads, factors, of_bias),
             head_norm=self.head_norm(at) if spec.qk_norm else None,
-            out=self.linear(at, (names.out,), (spec.hidden,), q, spec.out_bias),
+            out=self.linear(
+                at,
+                (names.out,),
+                (spec.hidden,),
+                q,
+                spec.out_bias,
+                factors=None if by is None else repeated((spec.hidden, by.attention_out)),
+            ),
             value=self.linear(at, names.qkv[2:], (kv,), spec.hidden, spec.qkv_bias) if apart else None,
             sinks=self.keep.tensor(at + names.sinks, lambda: self.take_wide(at + names.sinks, spec.heads))
             if spec.sinks
@@ -197,12 +227,82 @@ class Loader:
             out=self.linear(at, (names.conv_out,), (hidden,), hidden, form.bias),
         )
 
-    def feed(self, at: str, index: int) -> FeedForward | Mixture:
+    def mamba(self, at: str, number: int, form: Mamba) -> Recurrence:
+        hidden, by = self.spec.hidden, self.spec.multipliers
+        keys = form.groups * form.state
+        parts = (form.width, form.width, keys, keys, form.heads)
+        of_bias = None if by is None else repeated(*zip(parts, by.scan))
+        return Recurrence(
+            form,
+            number,
+            inner=TakenApart(
+                self.linear(
+                    at, ("in_proj",), (sum(parts),), hidden, form.in_bias,
+                    factors=None if by is None or of_bias is None else of_bias * by.scan_in, of_bias=of_bias,
+                ),
+                form.width,
+            ),
+            **self.convolved(at, form, form.conv_bias),
+            steps=MambaSteps(form, *self.rates(at, form.heads)),
+            through=self.take_wide(at + "D", form.heads),
+            norm=self.gated_norm(at, form.width, form.groups, form.norm == "gate_first") if form.norm else None,
+            out=self.linear(
+                at, ("out_proj",), (hidden,), form.width, form.out_bias,
+                factors=None if by is None else repeated((hidden, by.scan_out)),
+            ),
+        )  # fmt: skip
+
+    def delta(self, at: str, number: int, form: Delta) -> Recurrence:
+        hidden, keys = self.spec.hidden, form.key_heads * form.key_dim
+        names: tuple[str, ...] = ("in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a")
+        outs = [form.width, form.width + 2 * keys, form.heads, form.heads]
+        if form.fused:
+            names, outs = ("in_proj_qkvz", "in_proj_ba"), [2 * (form.width + keys), 2 * form.heads]
+
+        def by_kind(rows: Tensor) -> Tensor:
+            """Gates, queries, keys, values, rates and decays, which lie head by head."""
+            heads, each, (wide, small) = form.key_heads, form.width // form.key_heads, rows.split_with_sizes(outs)
+            sizes = [form.key_dim, form.key_dim, each, each]
+            query, key, value, gate = wide.view(heads, -1, rows.shape[1]).split_with_sizes(sizes, 1)
+            rate, decay = small.view(heads, 2, -1, rows.shape[1]).unbind(1)
+            return torch.cat([part.flatten(0, 1) for part in (gate, query, key, value, rate, decay)])
+
+        return Recurrence(
+            form,
+            number,
+            inner=TakenApart(
+                self.linear(at, names, tuple(outs), hidden, False, by_kind if form.fused else None), form.width
+            ),
+            **self.convolved(at, form, False),
+            steps=DeltaSteps(form, *self.rates(at, form.heads)),
+            through=None,
+            norm=self.gated_norm(at, form.head_dim, form.heads, False),
+            out=self.linear(at, ("out_proj",), (hidden,), form.width, False),
+        )
+
+    def convolved(self, at: str, form: Mamba | Delta, bias: bool) -> dict[str, Any]:
+        """Kernel and bias of a recurrence's convolution."""
+        kernel = self.take(f"{at}conv1d.weight", form.channels, 1, form.length)
+        self.bytes += kernel.nbytes
+        offset = self.take(f"{at}conv1d.bias", form.channels) if bias else None
+        return {"kernel": kernel[:, 0].t().contiguous(), "bias": offset}
+
+    def rates(self, at: str, heads: int) -> tuple[Tensor, Tensor]:
+        """Rates of the heads: the decay in a unit of time, below 0, and what is added to its time steps."""
+        return -torch.exp(self.take_wide(at + "A_log", heads)), self.take_wide(at + "dt_bias", heads)
+
+    def gated_norm(self, at: str, width: int, groups: int, first: bool) -> GatedNorm:
+        return GatedNorm(self.take_wide(f"{at}norm.weight", width), self.spec.norm_eps, groups, first)
+
+    def feed(self, at: str, index: int) -> FeedForward | Mixture | None:
         names, form = self.names, self.spec.layers[index].feed
+        if form is None:
+            return None
         if not isinstance(form, Experts):
             return self.dense(at, names.gate_up, names.down, form.width)
         held = range(form.count) if self.held is None else self.held(index)
-        inner, shared = (names.expert_gate_up, names.expert_down), form.shared and self.shared
+        inner = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
+        shared = form.shared and self.shared
         if names.correction and form.corrected:
             name = at + names.correction
             shape = (1, form.count) if len(self.tensors.shape(name)) == 2 else (form.count,)  # ernie has it in a row
@@ -245,11 +345,18 @@ class Loader:
 
     def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
         spec, pairs = self.spec, interleave if self.packing.native and self.spec.gated else None
+        by: Multipliers | None = spec.multipliers
         return FeedForward(
             spec,
-            gate_up=self.linear(at, gate_up, (width,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs),
-            down=self.linear(at, (down,), (spec.hidden,), width, spec.mlp_bias),
-        )
+            gate_up=self.linear(
+                at, gate_up, (width,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs,
+                None if by is None else repeated((width, by.gate), (width, 1.0)),
+            ),
+            down=self.linear(
+                at, (down,), (spec.hidden,), width, spec.mlp_bias,
+                factors=None if by is None else repeated((spec.hidden, by.down)),
+            ),
+        )  # fmt: skip
 
     def linear(
         self,
@@ -259,13 +366,18 @@ class Loader:
         width: int,
         bias: bool,
         order: Callable[[Tensor], Tensor] | None = None,
+        factors: Tensor | None = None,
+        of_bias: Tensor | None = None,
     ) -> Linear:
         """Matrices of one input side by side; `names` may be one matrix that the checkpoint already fused. `order`
-        puts the outputs in the order of the decoder."""
+        puts the outputs in the order of the decoder. `factors`: of each output's weights, and of its bias where
+        `of_bias` has no others."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
 
         def make() -> Linear:
             offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
+            if offset is not None and factors is not None:
+                offset = scaled(offset, factors if of_bias is None else of_bias)
             if order is not None and offset is not None:
                 offset = order(offset)
             if self.packing.groups is not None:
@@ -276,6 +388,8 @@ class Loader:
                 if (groups := stack(found)) is not None:
                     return self.packing.groups(groups if order is None else groups.rows(order), offset)
             matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
+            if factors is not None:
+                matrix = scaled(matrix, factors)
             return self.packing.pack(matrix if order is None else order(matrix), offset)
 
         return self.counted(self.keep.linear(at + names[0], make), sum(sizes) * (width + bias))
@@ -319,3 +433,14 @@ class Loader:
         found = self.tensors.take(name, shape, self.packing.dtype)
         self.fingerprint.add(name, found)
         return found.to(self.device)
+
+
+def repeated(*parts: tuple[int, float]) -> Tensor:
+    """Factors of outputs, each (count) times."""
+    return torch.cat([torch.full((count,), factor, dtype=torch.float64) for count, factor in parts])
+
+
+def scaled(rows: Tensor, factors: Tensor) -> Tensor:
+    """Rows times their factors, rounded once."""
+    factors = factors.to(rows.device).view(-1, *[1] * (rows.dim() - 1))
+    return (rows * factors).to(rows.dtype)

@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.model.families import FAMILIES
 from paceline.model.packed import by_head, halves, interleave
-from paceline.model.spec import Attention, Experts, ModelSpec
+from paceline.model.spec import Attention, Experts, ModelSpec, ShortConv
 
 log = logging.getLogger("paceline")
 MAX_LORA_RANK = 256
@@ -96,17 +96,19 @@ def lora_places(spec: ModelSpec, native: bool, interleaved: bool, apart: Sequenc
             whole = outs if len(modules) == len(outs) else (sum(outs),)
             return LoraPlace(index, matrix, tuple(below + name for name in modules), whole, width, order)
 
-        if isinstance(layer.mixer, Attention):
+        if isinstance(layer.mixer, Attention) and not spec.gated_attention:
             values = bool(apart) and apart[index]
             order = partial(_heads, spec, 2 * len(layer.mixer.rope.inverse), native, interleaved, not values)
             yield place("mixer.qkv", names.qkv[: 3 - values], (q, kv, kv)[: 3 - values], hidden, order)
             if values:
                 yield place("mixer.value", names.qkv[2:], (kv,), hidden)
             yield place("mixer.out", (names.out,), (hidden,), q)
-        else:
+        elif isinstance(layer.mixer, ShortConv):
             yield place("mixer.inner", (names.conv_in,), (3 * hidden,), hidden)
             yield place("mixer.out", (names.conv_out,), (hidden,), hidden)
-        if not isinstance(form := layer.feed, Experts):
+        if (form := layer.feed) is None:
+            continue
+        if not isinstance(form, Experts):
             yield place("ffn.gate_up", names.gate_up, (form.width,) * (1 + spec.gated), hidden, pairs)
             yield place("ffn.down", (names.down,), (hidden,), form.width)
             continue

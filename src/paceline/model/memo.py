@@ -11,11 +11,36 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from paceline.model.spec import Attention, Dense, Experts, Layer, ModelSpec, Rope, ShortConv
+from paceline.model.spec import (
+    Attention,
+    Both,
+    Delta,
+    Dense,
+    Experts,
+    Layer,
+    Mamba,
+    ModelSpec,
+    Multipliers,
+    Rope,
+    ShortConv,
+)
 from paceline.native.store import home, trusted, write
 
 log = logging.getLogger("paceline")
-KINDS = {kind.__name__: kind for kind in (Attention, Dense, Experts, Layer, ModelSpec, Rope, ShortConv)}
+SPEC_KINDS = (
+    Attention,
+    Both,
+    Delta,
+    Dense,
+    Experts,
+    Layer,
+    Mamba,
+    ModelSpec,
+    Multipliers,
+    Rope,
+    ShortConv,
+)
+KINDS = {kind.__name__: kind for kind in SPEC_KINDS}
 MOST_MEMOS = 256
 """Files that are kept; the oldest go."""
 

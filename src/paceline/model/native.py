@@ -355,6 +355,11 @@ class NativeDecoder(Decoder):
         self.targets = (ctypes.c_void_p * layers)(*places)
         return ctypes.addressof(self.targets)
 
+    @property
+    def expert_loads(self) -> int:
+        mixtures = {i: block.ffn for i, block in enumerate(self.weights.blocks) if isinstance(block.ffn, Mixture)}
+        return sum(int(self.loads[i, mixture.form.count]) for i, mixture in mixtures.items())
+
     def describe(self) -> str:
         return f"{super().describe()}{' with AMX' if self.model.unit == Unit.TILES else ''}"
 

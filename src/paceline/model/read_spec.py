@@ -5,10 +5,25 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.errors import CheckpointError
+from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere
 from paceline.model.families import FAMILIES
-from paceline.model.family import Family, Mixed
+from paceline.model.family import Family, MambaFields, Mixed
 from paceline.model.rope import rope
-from paceline.model.spec import Activation, Attention, Dense, Experts, Layer, Mixer, ModelSpec, Rope, ShortConv
+from paceline.model.spec import (
+    Activation,
+    Attention,
+    Both,
+    Delta,
+    Dense,
+    Experts,
+    Layer,
+    Mamba,
+    Mixer,
+    ModelSpec,
+    Multipliers,
+    Rope,
+    ShortConv,
+)
 
 ACTIVATION_NAMES: dict[str, Activation] = {
     "silu": "silu",
@@ -41,10 +56,10 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     def factor(field: str) -> float:
         return float(getattr(config, field)) if field else 1.0
 
-    trained_len = int(config.max_position_embeddings)
+    trained_len = int(getattr(config, "max_position_embeddings", UNBOUNDED_LEN))
     if family.stretched and config.rope_parameters.get(STRETCH):
         max_len = unstretched(config, trained_len, max_len)
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads, kv_heads, head_dim = (1, 1, 1) if not attends_somewhere(config) else heads_of(config)
     activation = getattr(config, family.activation, family.activation)
     if activation not in ACTIVATION_NAMES:
         raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}.")
@@ -54,8 +69,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         layers=read_layers(config, family, head_dim, trained_len, max_len or trained_len),
         vocab=config.vocab_size,
         hidden=config.hidden_size,
-        heads=config.num_attention_heads,
-        kv_heads=config.num_key_value_heads,
+        heads=heads,
+        kv_heads=kv_heads,
         head_dim=head_dim,
         max_len=max_len or trained_len,
         activation=ACTIVATION_NAMES[activation],
@@ -64,6 +79,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         tied=bool(config.tie_word_embeddings),
         early_exit=bool(getattr(config, "early_exit", False)),
         sinks=family.sinks,
+        gated_attention=family.gated_attention,
+        multipliers=multipliers(config) if family.multiplied else None,
         swiglu=(float(config.swiglu_alpha), float(config.swiglu_limit)) if clamps else (1.0, 0.0),
         qkv_bias=bool(decide(family.qkv_bias)),
         out_bias=bool(decide(family.out_bias)),
@@ -88,19 +105,21 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     )
 
 
+def heads_of(config: Any) -> tuple[int, int, int]:
+    """Heads of queries, of keys and values, and their numbers."""
+    heads = config.num_attention_heads
+    return heads, config.num_key_value_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
+
+
 def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, max_len: int) -> tuple[Layer, ...]:
     window = getattr(config, family.window) if family.window else None
     everywhere = "sliding_attention" if window else "full_attention"
     kinds = config.layer_types if family.layer_types else [everywhere] * config.num_hidden_layers
-    params = config.rope_parameters
-    made: dict[str, Mixer] = {}
-    for kind in sorted(set(kinds)):
-        if kind == "conv" and family.conv is not None:
-            length, bias = (getattr(config, name) for name in family.conv)
-            made[kind] = ShortConv(int(length), bool(bias))
-            continue
-        if kind not in ("sliding_attention", "full_attention"):
-            raise CheckpointError(f"layers of type {kind} are not supported.")
+    params = getattr(config, "rope_parameters", None) or {}
+
+    def attention(kind: str) -> Attention:
+        if family.turned is not None and getattr(config, family.turned or "-", None) != "rope":
+            return Attention(Rope((0.0,) * (head_dim // 2)))
         try:
             given = {
                 name: it for name, it in params.get(kind, params).items() if not family.stretched or name != STRETCH
@@ -108,14 +127,106 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
             turn = rope(given, head_dim, trained_len, max_len)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
-        made[kind] = Attention(turn, window if kind == "sliding_attention" else None)
+        return Attention(turn, window if kind == "sliding_attention" else None)
+
+    def mixer(kind: str) -> Mixer | None:
+        if kind == "conv" and family.conv is not None:
+            length, bias = (getattr(config, name) for name in family.conv)
+            return ShortConv(int(length), bool(bias))
+        if kind == "linear_attention" and family.delta:
+            return delta(config, family)
+        if kind == "linear_attention" and family.mamba is not None:
+            return mamba(config, family.mamba)
+        if kind == "hybrid" and family.mamba is not None:
+            return Both(attention(kind), mamba(config, family.mamba))
+        if kind in FEED_TYPES and family.mamba is not None:
+            return None
+        if kind not in ("sliding_attention", "full_attention"):
+            raise CheckpointError(f"layers of type {kind} are not supported.")
+        return attention(kind)
+
+    made = {kind: mixer(kind) for kind in sorted(set(kinds))}
     mixers = [made[kind] for kind in kinds]
-    turned = [mixer if turns else still(mixer) for mixer, turns in zip(mixers, rotated(config, family, kinds))]
-    return tuple(Layer(mixer, feed_forward(config, family, index)) for index, mixer in enumerate(turned))
+    turned = [it if turns else still(it) for it, turns in zip(mixers, rotated(config, family, kinds))]
+    return tuple(Layer(it, feed_forward(config, family, index, kinds)) for index, it in enumerate(turned))
 
 
-def feed_forward(config: Any, family: Family, index: int) -> Dense | Experts:
+FEED_TYPES = ("mlp", "moe")
+"""Types of layers that are a feed-forward part alone; where there are such, the others have none."""
+
+
+def mamba(config: Any, fields: MambaFields) -> Mamba:
+    heads, head_dim, groups, state, length = (
+        int(getattr(config, name))
+        for name in (fields.heads, fields.head_dim, fields.groups, fields.state, fields.length)
+    )
+    if min(heads, head_dim, groups, state) < 1 or length < 2 or heads % groups:
+        raise CheckpointError(
+            f"config.json: {heads} heads of {head_dim} in {groups} groups, {state} numbers and a convolution of "
+            f"{length} are no Mamba-2 mixer."
+        )
+    if getattr(config, fields.activation) not in ("silu", "swish"):
+        raise CheckpointError(f"{config.model_type} with {fields.activation} other than silu is not served.")
+    low, high = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
+    if fields.least:  # as transformers has it
+        low, high = getattr(config, fields.least), float("inf")
+    norm = bool(getattr(config, fields.norm)) if fields.norm else True
+    first = bool(getattr(config, fields.norm_first)) if fields.norm_first else False
+    return Mamba(
+        heads,
+        head_dim,
+        groups,
+        state,
+        length,
+        conv_bias=bool(getattr(config, fields.conv_bias)),
+        in_bias=bool(getattr(config, fields.in_bias)),
+        out_bias=bool(getattr(config, fields.out_bias)),
+        limits=(float(low), float(high)),
+        norm="" if not norm else "norm_first" if first else "gate_first",
+    )
+
+
+def delta(config: Any, family: Family) -> Delta:
+    heads, keys = int(config.linear_num_value_heads), int(config.linear_num_key_heads)
+    if min(heads, keys) < 1 or heads % keys or config.linear_conv_kernel_dim < 2:
+        raise CheckpointError(f"config.json: {heads} value heads over {keys} key heads are no gated delta rule.")
+    if config.hidden_act not in ("silu", "swish"):
+        raise CheckpointError(f"{config.model_type} with hidden_act other than silu is not served.")
+    return Delta(
+        heads,
+        int(config.linear_value_head_dim),
+        keys,
+        int(config.linear_key_head_dim),
+        int(config.linear_conv_kernel_dim),
+        fused=family.delta == "fused",
+    )
+
+
+def multipliers(config: Any) -> Multipliers:
+    gate, down = (float(it) for it in config.mlp_multipliers)
+    scan = tuple(float(it) for it in config.ssm_multipliers)
+    if len(scan) != 5:
+        raise CheckpointError(f"config.json: ssm_multipliers has {len(scan)} numbers, but it must have 5.")
+    return Multipliers(
+        float(config.attention_in_multiplier),
+        float(config.attention_out_multiplier),
+        float(config.key_multiplier),
+        float(config.ssm_in_multiplier),
+        float(config.ssm_out_multiplier),
+        scan,
+        gate,
+        down,
+    )
+
+
+def feed_forward(config: Any, family: Family, index: int, kinds: Sequence[str]) -> Dense | Experts | None:
     form = family.experts
+    if family.feedless or (family.apart and kinds[index] not in FEED_TYPES):
+        return None
+    if form is not None and form.optional and not getattr(config, form.count):
+        return Dense(int(getattr(config, form.optional)))
+    if family.apart and kinds[index] == "mlp":
+        return Dense(config.intermediate_size)
     if form is None:
         return Dense(rounded(config) if family.rounded else config.intermediate_size)
     dense = form.dense and index in (getattr(config, form.dense) or ())
@@ -149,7 +260,7 @@ def mixture(config: Any, form: Mixed) -> Experts:
         width,
         decide(form.normed),
         shared,
-        shared_gated=bool(form.shared),
+        shared_gated=bool(form.shared) and form.shared_gated,
         score=form.score,
         corrected=decide(form.corrected),
         groups=groups,
@@ -180,7 +291,7 @@ def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
     return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
 
 
-def still(mixer: Mixer) -> Mixer:
+def still(mixer: Mixer | None) -> Mixer | None:
     """One whose rotation is by nothing: the same arithmetic with cos 1 and sin 0."""
     if not isinstance(mixer, Attention):
         return mixer

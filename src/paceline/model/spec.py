@@ -1,6 +1,7 @@
 """Everything the decoder needs to know about a model, as data."""
 
 from dataclasses import dataclass
+from math import prod
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_clamped"]
@@ -36,8 +37,93 @@ class ShortConv:
     bias: bool = False
 
 
-Mixer = Attention | ShortConv
-"""What mixes tokens. All but `Attention` are *recurrent*: they read the text through a state (model/state.py)."""
+@dataclass(frozen=True, slots=True)
+class Mamba:
+    """Mamba-2 (Dao & Gu 2024, arXiv 2405.21060): a short convolution, then a matrix for each head that decays by one
+    number and takes up a value times a key. `groups` of heads share keys and queries of `state` numbers."""
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    length: int
+    """Tokens that the convolution reads."""
+    conv_bias: bool
+    in_bias: bool
+    out_bias: bool
+    limits: tuple[float, float]
+    """Shortest and longest time step."""
+    norm: Literal["gate_first", "norm_first", ""] = "gate_first"
+    """What comes first where heads are gated and normed; none: they are gated alone."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of all values together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a row that the convolution mixes."""
+        return self.width + 2 * self.groups * self.state
+
+    @property
+    def record(self) -> int:
+        """Numbers that a row brings to the state."""
+        return self.channels + self.heads
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """Shape of all heads' matrices."""
+        return (self.groups, self.heads // self.groups, self.head_dim, self.state)
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """Gated DeltaNet (Yang et al. 2024, arXiv 2412.06464): as Mamba-2, but a key's old value makes room for the new
+    one. Each of `key_heads` serves as many value heads as there are for one."""
+
+    heads: int
+    head_dim: int
+    key_heads: int
+    key_dim: int
+    length: int
+    """Tokens that the convolution reads."""
+    fused: bool
+    """The checkpoint has all input projections head by head in two matrices (qwen3_next), else in four."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of all values together."""
+        return self.heads * self.head_dim
+
+    @property
+    def channels(self) -> int:
+        """Numbers of a row that the convolution mixes."""
+        return self.width + 2 * self.key_heads * self.key_dim
+
+    @property
+    def record(self) -> int:
+        """Numbers that a row brings to the state."""
+        return self.channels + 2 * self.heads
+
+    @property
+    def matrix(self) -> tuple[int, int, int, int]:
+        """Shape of all heads' matrices."""
+        return (self.key_heads, self.heads // self.key_heads, self.head_dim, self.key_dim)
+
+
+@dataclass(frozen=True, slots=True)
+class Both:
+    """Attention and a recurrence that read the same input side by side, and are added together (Falcon-H1)."""
+
+    attention: Attention
+    recurrence: Mamba
+
+
+Recurrent = ShortConv | Mamba | Delta
+"""What reads the text through a state (model/state.py)."""
+Mixer = Attention | ShortConv | Mamba | Delta | Both
+"""What mixes tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,16 +165,45 @@ class Experts:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer: what mixes tokens, then what is done to each token by itself."""
+    """One layer: what mixes tokens, then what is done to each token by itself; some lack one of them."""
 
-    mixer: Mixer
-    feed: Dense | Experts
+    mixer: Mixer | None
+    feed: Dense | Experts | None
 
     @property
     def attention(self) -> Attention:
         """Its mixer, of a layer that is known to attend."""
-        assert isinstance(self.mixer, Attention)
-        return self.mixer
+        assert self.attends is not None
+        return self.attends
+
+    @property
+    def attends(self) -> Attention | None:
+        """What keeps keys and values, if anything does."""
+        if isinstance(self.mixer, Both):
+            return self.mixer.attention
+        return self.mixer if isinstance(self.mixer, Attention) else None
+
+    @property
+    def recurs(self) -> Recurrent | None:
+        """What keeps a state, if anything does."""
+        if isinstance(self.mixer, Both):
+            return self.mixer.recurrence
+        return self.mixer if isinstance(self.mixer, ShortConv | Mamba | Delta) else None
+
+
+@dataclass(frozen=True, slots=True)
+class Multipliers:
+    """Factors of Falcon-H1's projections, which become part of the weights as they are loaded."""
+
+    attention_in: float
+    attention_out: float
+    key: float
+    scan_in: float
+    scan_out: float
+    scan: tuple[float, ...]
+    """Factors of a recurrence's inputs: gate, values, keys, queries, time steps."""
+    gate: float
+    down: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +253,17 @@ class ModelSpec:
     """Each head has a score of its own that takes a share and gives nothing (gpt-oss)."""
     swiglu: tuple[float, float] = (1.0, 0.0)
     """Slope and limit of `swiglu_clamped`: (1 + up) gate sigmoid(slope gate), both cut at the limit."""
+    gated_attention: bool = False
+    """What a head attends to is multiplied by the sigmoid of a gate (qwen3_next)."""
+    multipliers: Multipliers | None = None
     early_exit: bool = False
     """It was trained to end behind any layer (`early_exit` in its config.json)."""
 
     @property
     def common(self) -> bool:
         """Whether the native decoder computes all layers: attention, and dense feed-forward parts or mixtures."""
-        attends = all(isinstance(layer.mixer, Attention) for layer in self.layers)
+        whole = all(isinstance(layer.mixer, Attention) and layer.feed is not None for layer in self.layers)
+        attends = whole and not self.gated_attention
         mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
         odd = mixed and (self.parallel or not self.gated)
         return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))
@@ -152,7 +271,8 @@ class ModelSpec:
     @property
     def ffn(self) -> int:
         """Inner numbers of the widest feed-forward part."""
-        return max(max(feed.width, getattr(feed, "shared", 0)) for feed in (layer.feed for layer in self.layers))
+        feeds = [layer.feed for layer in self.layers if layer.feed is not None]
+        return max((max(feed.width, getattr(feed, "shared", 0)) for feed in feeds), default=self.hidden)
 
     @property
     def mixtures(self) -> list[Experts]:
@@ -167,16 +287,28 @@ class ModelSpec:
     @property
     def attentions(self) -> list[Attention]:
         """The mixers of the layers that attend, in order."""
-        return [layer.mixer for layer in self.layers if isinstance(layer.mixer, Attention)]
+        return [layer.attends for layer in self.layers if layer.attends is not None]
+
+    @property
+    def recurrences(self) -> list[Recurrent]:
+        """What keeps a state, in order."""
+        return [layer.recurs for layer in self.layers if layer.recurs is not None]
 
     @property
     def recurrent(self) -> bool:
         """Does a layer keep a state of the text?"""
-        return len(self.attentions) < len(self.layers)
+        return bool(self.recurrences)
 
-    @property
-    def state_width(self) -> int:
-        """Numbers of the state of a text, all layers together."""
+    def state_bytes(self, itemsize: int) -> int:
+        """Bytes of the state of a text, all layers together; `itemsize`: of a number that layers compute with."""
         return sum(
-            (m.length - 1) * self.hidden for m in (layer.mixer for layer in self.layers) if isinstance(m, ShortConv)
+            (it.length - 1) * self.hidden * itemsize
+            if isinstance(it, ShortConv)
+            else (it.length - 1) * it.channels * itemsize + prod(it.matrix) * max(itemsize, 4)
+            for it in self.recurrences
         )
+
+    def record_bytes(self, itemsize: int) -> int:
+        """Bytes of what one row brings to it."""
+        widths = [self.hidden if isinstance(it, ShortConv) else it.record for it in self.recurrences]
+        return itemsize * sum(widths)

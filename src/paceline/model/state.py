@@ -1,17 +1,20 @@
 """States of recurrent layers: one for a text, not one for each token, and so a kind of K/V group of its own.
 
-A state stands for all rows of a text up to one, and is named by the pool slot of that row:
+A state stands for all rows of a text up to one, and is named by the pool slot of that row. It is known in two forms:
 
-    the last slot of a block     the state lies with the block, as K/V do: what a prefix of full blocks is shared with
-    any other slot               a *tip*: a text's latest row, or a candidate of the pass at work
+    an *anchor*     the state itself, as large as it is: behind the last row of each block, where it lies with the block
+                    as K/V do, and behind the last given row of a pass
+    a *record*      what one row brings to each layer, some numbers: behind each candidate, and behind the last given
+                    rows. A state is that of the anchor before it, and the records since then, replayed
 
-A pass begins each text with the state of the row before its first one, and never writes that. It leaves the states of
-its candidates (each from its own parent's), of its last given rows, and at the ends of blocks, in the slots of those
-rows. To commit is then what it is for K/V: the accepted rows' slots are moved together, and the next pass begins behind
-them. To roll back is nothing. `keep` drops the tips that no text ends with.
+A pass begins each text with the state of the row before its first one, and never writes that: it takes the anchor,
+and computes the recorded rows again, as if they were rows of its own (STree's activation replay, arXiv 2505.14969). It
+leaves records under the slots of its rows. To commit is then what it is for K/V: the accepted rows' slots are moved
+together. To roll back is nothing. Only the row that comes to lie at the end of a block gets its whole state at once:
+that block may be shared from then on. `keep` drops what no text goes on from.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -23,168 +26,307 @@ from paceline.core.rows import Rows
 from paceline.model import pages
 
 LAST = MAX_CANDIDATES + 1
-"""Given rows whose states are left: a draft model's drafted tokens may be given ones, and of them any may be the last
+"""Given rows that are recorded: a draft model's drafted tokens may be given ones, and of them any may be the last
 that is kept (draft/pearl.py)."""
+Shape = tuple[int, ...]
 
 
 class StatePool:
-    """The states of one layer: `blocks` places with the blocks, and behind them places for tips, of which there are as
-    many as were ever needed at once."""
+    """The states of one layer: `blocks` places with the blocks, and behind them places for other anchors, of which
+    there are as many as were ever needed at once. A state has parts: the last inputs of a convolution, a matrix."""
 
-    def __init__(self, blocks: int, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> None:
-        self.blocks, self.shape, self.dtype, self.device = blocks, shape, dtype, device
-        self.ends = pages.tensor((blocks, *shape), dtype, device)
-        self.tips = torch.zeros(0, *shape, dtype=dtype, device=device)
+    def __init__(self, blocks: int, parts: Sequence[tuple[Shape, torch.dtype]], device: torch.device) -> None:
+        self.blocks, self.parts, self.device = blocks, tuple(parts), device
+        self.ends = [pages.tensor((blocks, *shape), dtype, device) for shape, dtype in parts]
+        self.tips: list[list[Tensor]] = []
+        """[place behind those of the blocks][part]"""
 
-    def take(self, places: Sequence[int]) -> Tensor:
-        """States [N, *shape], copied."""
-        out = torch.empty(len(places), *self.shape, dtype=self.dtype, device=self.device)
-        for part, mine, at in self._parts(places):
-            out.index_copy_(0, mine, part.index_select(0, at))
-        return out
+    @property
+    def bytes(self) -> int:
+        """Bytes of one state."""
+        return sum(end[0].numel() * end.element_size() for end in self.ends)
 
-    def put(self, places: Sequence[int], states: Tensor) -> None:
-        """Write states [N, *shape]; no place comes twice."""
-        if (most := max(places, default=0) - self.blocks) >= len(self.tips):
-            room = max(most + 1, 2 * len(self.tips)) - len(self.tips)
-            self.tips = torch.cat((self.tips, self.tips.new_zeros(room, *self.shape)))
-        for part, mine, at in self._parts(places):
-            part.index_copy_(0, at, states.index_select(0, mine).to(self.dtype))
+    def zeros(self) -> list[Tensor]:
+        """The state that a text begins with."""
+        return [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in self.parts]
 
-    def _parts(self, places: Sequence[int]) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """(the part of the pool, which of `places` are in it, where in it)"""
-        ends = [i for i, place in enumerate(places) if place < self.blocks]
-        tips = [i for i, place in enumerate(places) if place >= self.blocks]
+    def take(self, place: int) -> list[Tensor]:
+        """The parts of a state; views, not copies."""
+        return [end[place] for end in self.ends] if place < self.blocks else self.tips[place - self.blocks]
 
-        def numbers(values: list[int]) -> Tensor:
-            return torch.tensor(values, dtype=torch.int64, device=self.device)
+    def put(self, place: int, parts: Sequence[Tensor]) -> None:
+        """Write a state."""
+        while place - self.blocks >= len(self.tips):
+            self.tips.append(self.zeros())
+        for mine, part in zip(self.take(place), parts, strict=True):
+            mine.copy_(part)
 
-        return [
-            (part, numbers(mine), numbers([places[i] - first for i in mine]))
-            for part, mine, first in ((self.ends, ends, 0), (self.tips, tips, self.blocks))
-            if mine
-        ]
+
+@dataclass(slots=True)
+class Part:
+    """One text's rows among all N: recorded ones, which are replayed, then given ones, then candidates."""
+
+    begin: int | None
+    """Place of the state that they begin with; None: the text begins here, with zeros."""
+    first: int
+    """The first of them among all N rows."""
+    known: int
+    given: int
+    parents: list[int]
+    """Parent of each candidate, among the candidates; -1: the last given row (or recorded one, where none is given)."""
+    anchors: list[tuple[int, int]]
+    """(row, counted from `first`; place) of the states that are left whole, ascending."""
+
+    @property
+    def chain(self) -> int:
+        """Rows before the candidates."""
+        return self.known + self.given
+
+    @property
+    def rows(self) -> int:
+        return self.chain + len(self.parents)
 
 
 @dataclass(slots=True)
 class Scan:
-    """A pass as recurrent layers see it: T rows over R texts, each row behind its parent."""
+    """A pass as recurrent layers see it: T rows of its own, N with those that are replayed, over R texts."""
 
-    begin: list[int | None]
-    """[R] place of the state that a text begins with; None: it begins here, with zeros."""
-    text: list[int]
-    """[T] its text"""
-    parent: list[int]
-    """[T] the row before it in its text, always an earlier one; -1: the state that the text begins with."""
+    parts: list[Part]
+    replayed: list[int]
+    """Places of the records of the replayed rows, text by text."""
     kept: list[int]
-    """Rows whose states are kept, ascending."""
+    """Rows of the pass that are recorded, ascending, and where."""
     places: list[int]
-    """Where each of those goes."""
-    pools: "list[StatePool]"
-    device: torch.device
+    states: "States"
+    own: Tensor
+    """[T] the pass's own rows among all N"""
     _windows: dict[int, Tensor] = field(default_factory=dict)
 
-    def start(self, index: int) -> Tensor:
-        """States [R, *shape] of a layer that the texts begin with. `index`: its number among the recurrent ones."""
-        pool = self.pools[index]
-        states = pool.take([place or 0 for place in self.begin])
-        for text, place in enumerate(self.begin):
-            if place is None:
-                states[text] = 0
-        return states
+    @property
+    def count(self) -> int:
+        """N"""
+        return self.parts[-1].first + self.parts[-1].rows
 
-    def keep(self, index: int, states: Tensor) -> None:
-        """Leave the states [kept, *shape] of a layer for later passes."""
-        self.pools[index].put(self.places, states)
+    def everything(self, index: int, rows: Tensor) -> Tensor:
+        """All N rows [N, n], of which `rows` [T, n] are the pass's own, of the recurrent layer `index`."""
+        if not self.replayed:
+            return rows
+        whole = rows.new_empty(self.count, rows.shape[1])
+        whole[self.own] = rows
+        others = torch.ones(self.count, dtype=torch.bool, device=rows.device)
+        others[self.own] = False
+        whole[others] = self.states.records[index][self.replayed].to(rows.dtype)
+        return whole
+
+    def start(self, index: int, text: int) -> list[Tensor]:
+        """The parts of the state that a text begins with, copied."""
+        pool, place = self.states.pools[index], self.parts[text].begin
+        if place is None:
+            return pool.zeros()
+        return [part.clone() for part in pool.take(place)]
+
+    def record(self, index: int, rows: Tensor) -> None:
+        """Leave the records of the pass's own rows [T, n]."""
+        self.states.write_records(index, self.places, rows[self.kept])
+
+    def anchor(self, index: int, place: int, parts: Sequence[Tensor]) -> None:
+        """Leave a whole state."""
+        self.states.pools[index].put(place, parts)
 
     def window(self, length: int) -> Tensor:
-        """[T, length] of each row: where it and the `length` - 1 rows before it on its own path lie, the oldest first,
-        among [R * (length - 1) rows that the states stand for, T rows of the pass]."""
+        """[N, length] of each row: where it and the `length` - 1 rows before it on its own path lie, the oldest first,
+        among [R * (length - 1) rows that the states stand for, N rows]."""
         if length not in self._windows:
-            before, behind, windows = length - 1, len(self.begin) * (length - 1), list[list[int]]()
-            for row, (text, parent) in enumerate(zip(self.text, self.parent)):
-                past = list(range(text * before, (text + 1) * before)) if parent < 0 else windows[parent][1:]
-                windows.append([*past, behind + row])
-            self._windows[length] = torch.tensor(windows, dtype=torch.int64, device=self.device).view(-1, length)
+            before, behind, windows = length - 1, len(self.parts) * (length - 1), list[list[int]]()
+            for text, part in enumerate(self.parts):
+                past = list(range(text * before, (text + 1) * before))
+                for row in range(part.rows):
+                    if row >= part.chain:
+                        parent = part.parents[row - part.chain]
+                        above = part.chain + parent if parent >= 0 else part.chain - 1
+                        past = windows[part.first + above][1:] if above >= 0 else self._begin(text, before)
+                    windows.append([*past, behind + part.first + row])
+                    past = windows[-1][1:]
+            self._windows[length] = torch.tensor(windows, dtype=torch.int64, device=self.own.device).view(-1, length)
         return self._windows[length]
+
+    @staticmethod
+    def _begin(text: int, before: int) -> list[int]:
+        return list(range(text * before, (text + 1) * before))
+
+
+@dataclass(slots=True)
+class Record:
+    """What is kept of one row."""
+
+    place: int
+    before: int | None
+    """The slot of the row before it; None: the text begins with it."""
+
+
+Replay = Callable[[Scan], None]
+"""Computes the replayed rows of a scan through each recurrent layer, and leaves the anchors."""
 
 
 class States:
     """Where the states of a model's recurrent layers lie, by slots of the engine's pool."""
 
-    def __init__(self, blocks: int, block_size: int, device: torch.device) -> None:
-        self.blocks, self.block_size, self.device = blocks, block_size, device
+    def __init__(self, blocks: int, block_size: int, device: torch.device, replay: Replay) -> None:
+        """`replay`: computes recorded rows again where a whole state is needed outside a pass."""
+        self.blocks, self.block_size, self.device, self.replay = blocks, block_size, device, replay
         self.pools: list[StatePool] = []
+        self.records: list[Tensor] = []
+        """Records of each layer [places, numbers of a row]."""
         self.tips: dict[int, int] = {}
-        """{slot: place}"""
+        """{slot: place} of the anchors that lie with no block."""
+        self.known: dict[int, Record] = {}
+        """{slot: record}"""
         self._free: list[int] = []
+        self._free_records: list[int] = []
 
-    def add(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-        """One more recurrent layer."""
-        self.pools.append(StatePool(self.blocks, shape, dtype, self.device))
+    def add(self, parts: Sequence[tuple[Shape, torch.dtype]], record: int, dtype: torch.dtype) -> None:
+        """One more recurrent layer, whose state has these parts, and to which a row brings `record` numbers."""
+        self.pools.append(StatePool(self.blocks, parts, self.device))
+        self.records.append(torch.zeros(0, record, dtype=dtype, device=self.device))
 
     def is_end(self, slot: int) -> bool:
         """Is it the last of its block?"""
         return slot % self.block_size == self.block_size - 1
 
+    def chain(self, slot: int) -> tuple[int | None, list[int]]:
+        """(slot of the anchor, None where the text begins; slots of the records since then, the oldest first) that the
+        state behind the row in this slot is made of. Raises IntegrityError if it was not kept."""
+        at, since = slot, list[int]()
+        while not self.is_end(at) and at not in self.tips:
+            if at not in self.known:
+                raise IntegrityError(f"No state is kept behind the row in slot {slot}.")
+            since.append(at)
+            before = self.known[at].before
+            if before is None:
+                return None, since[::-1]
+            at = before
+        return at, since[::-1]
+
     def place(self, slot: int) -> int:
-        """Place of the state after the row in this slot. Raises IntegrityError if it was not kept."""
-        if self.is_end(slot):
-            return slot // self.block_size
-        if slot not in self.tips:
-            raise IntegrityError(f"No state is kept behind the row in slot {slot}.")
-        return self.tips[slot]
+        """Place of the anchor behind the row in this slot."""
+        return slot // self.block_size if self.is_end(slot) else self.tips[slot]
 
     def make(self, slot: int) -> int:
-        """The place for a state behind the row in this slot."""
+        """The place for an anchor behind the row in this slot."""
         if not self.is_end(slot) and slot not in self.tips:
             self.tips[slot] = self._free.pop() if self._free else self.blocks + len(self.tips)
         return self.place(slot)
 
+    def make_record(self, slot: int, before: int | None) -> int:
+        """The place for the record of the row in this slot."""
+        place = self.known[slot].place if slot in self.known else None
+        if place is None:
+            place = self._free_records.pop() if self._free_records else len(self.known)
+        self.known[slot] = Record(place, before)
+        return place
+
+    def write_records(self, index: int, places: Sequence[int], rows: Tensor) -> None:
+        pool = self.records[index]
+        if (most := max(places, default=-1)) >= len(pool):
+            more = pool.new_zeros(max(most + 1, 2 * len(pool)) - len(pool), pool.shape[1])
+            self.records[index] = pool = torch.cat((pool, more))
+        if places:
+            pool[torch.tensor(places, device=self.device)] = rows.to(pool.dtype)
+
     def drop(self, slot: int) -> None:
+        """Forget what is known behind this slot, unless it lies with a block."""
         if slot in self.tips:
             self._free.append(self.tips.pop(slot))
+        if slot in self.known:
+            self._free_records.append(self.known.pop(slot).place)
 
     def keep(self, slots: Collection[int]) -> None:
-        """Drop all tips but those of these slots."""
-        for slot in self.tips.keys() - slots:
+        """Drop all but what the states behind these slots are made of."""
+        needed = set[int]()
+        for slot in slots:
+            anchor, since = self.chain(slot)
+            needed |= {*since, *([] if anchor is None else [anchor])}
+        for slot in (self.tips.keys() | self.known.keys()) - needed:
             self.drop(slot)
+        for slot in self.tips.keys() & self.known.keys():  # the state is whole
+            self._free_records.append(self.known.pop(slot).place)
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
-        """Copy states from slot to slot, all read before any is written. A slot without a state leaves none."""
-        known = [(s, t) for s, t in zip(source, target) if self.is_end(s) or s in self.tips]
-        places = [self.place(s) for s, _ in known]
-        states = [pool.take(places) for pool in self.pools]
-        for t in {*target} - {t for _, t in known}:
+        """What is known behind slots, from slot to slot, all read before any is written. A slot without leaves none."""
+        moved = dict(zip(source, target))
+        for s, t in moved.items():
+            if self.is_end(t) and (s in self.known or s in self.tips or self.is_end(s)):
+                self.settle(s, t)
+        taken = [(t, self.known.pop(s, None), self._lift(s)) for s, t in moved.items()]
+        for t in moved.values():
             self.drop(t)
-        places = [self.make(t) for _, t in known]
-        for pool, each in zip(self.pools, states):
-            pool.put(places, each)
+        for t, record, place in taken:
+            if record is not None:
+                before = record.before
+                self.known[t] = Record(record.place, before if before is None else moved.get(before, before))
+            if place is not None and not self.is_end(t):
+                self.tips[t] = place
+            elif place is not None:
+                self._free.append(place)
+
+    def _lift(self, slot: int) -> int | None:
+        """The place of the anchor behind a slot, which loses it; a copy of one that lies with a block."""
+        if not self.is_end(slot):
+            return self.tips.pop(slot, None)
+        return None
+
+    def settle(self, slot: int, end: int) -> None:
+        """Make the whole state behind the row in `slot`, for the end of a block that it is moved to."""
+        anchor, since = self.chain(slot)
+        begin = None if anchor is None else self.place(anchor)
+        place = end // self.block_size
+        if not since:
+            for pool in self.pools:
+                pool.put(place, pool.zeros() if begin is None else [part.clone() for part in pool.take(begin)])
+            return
+        part = Part(begin, 0, len(since), 0, [], [(len(since) - 1, place)])
+        none = torch.zeros(0, dtype=torch.int64, device=self.device)
+        self.replay(Scan([part], [self.known[it].place for it in since], [], [], self, none))
 
     def scan(self, rows: Rows) -> Scan:
-        """This pass, with a place for each state that it leaves."""
-        count = rows.count
+        """This pass, with places for what it leaves."""
+        count, parts, own, replayed = rows.count, list[Part](), list[int](), list[int]()
         slots, words = rows.numbers[2 * count : 3 * count], rows.numbers[3 * count : 4 * count]
-        begin, text, parent, kept = list[int | None](), list[int](), list[int](), list[int]()
+        kept, left, first = list[int](), list[tuple[int, int | None]](), 0
         tables = rows.numbers[4 * count : 4 * count + len(rows.segments) * rows.width]
         for number, segment in enumerate(rows.segments):
-            before = self._before(tables, number * rows.width, segment.base) if segment.base else 0
-            begin.append(self.place(before) if segment.base else None)
-            first = segment.start + segment.given
-            for row in range(segment.start, first):
-                parent.append(row - 1 if row > segment.start else -1)
-                if row >= first - LAST or self.is_end(slots[row]):
+            root = self._before(tables, number * rows.width, segment.base) if segment.base else None
+            anchor, since = (None, list[int]()) if root is None else self.chain(root)
+            begin = None if anchor is None else self.place(anchor)
+            replayed += [self.known[slot].place for slot in since]
+            known, whole = len(since), dict[int, int]()
+            start, end = segment.start, segment.start + segment.given
+            before = root
+            for row in range(start, end):
+                slot = slots[row]
+                self.drop(slot)
+                if row >= end - LAST:
                     kept.append(row)
-                else:
-                    self.drop(slots[row])
+                    left.append((slot, before))
+                if row == end - 1 or row == end - 1 - LAST or self.is_end(slot):
+                    whole[known + row - start] = slot
+                before = slot
+            parents = list[int]()
             for rank in range(segment.nodes):
-                above = (words[first + rank] & (1 << 64) - 1) & (1 << rank) - 1
-                root = first - 1 if segment.given else -1
-                parent.append(first + above.bit_length() - 1 if above else root)
-                kept.append(first + rank)
-            text += [number] * segment.rows
-        places = [self.make(slots[row]) for row in kept]
-        return Scan(begin, text, parent, kept, places, self.pools, self.device)
+                above = (words[end + rank] & (1 << 64) - 1) & (1 << rank) - 1
+                parents.append(above.bit_length() - 1)
+                slot = slots[end + rank]
+                self.drop(slot)
+                kept.append(end + rank)
+                left.append((slot, slots[end + parents[-1]] if parents[-1] >= 0 else before))
+                if self.is_end(slot):
+                    whole[known + segment.given + rank] = slot
+            own += range(first + known, first + known + segment.rows)
+            anchors = [(row, self.make(slot)) for row, slot in sorted(whole.items())]
+            parts.append(Part(begin, first, known, segment.given, parents, anchors))
+            first += known + segment.rows
+        places = [self.make_record(slot, before) for slot, before in left]
+        return Scan(parts, replayed, kept, places, self, torch.tensor(own, dtype=torch.int64, device=self.device))
 
     def _before(self, tables: Sequence[int], at: int, base: int) -> int:
         """The slot of the row before a text's row `base`."""
@@ -194,14 +336,16 @@ class States:
 
     def read(self, slots: Sequence[int]) -> bytes:
         """States at the ends of blocks among these slots, layer by layer."""
-        places = [self.place(slot) for slot in slots if self.is_end(slot)]
-        return b"".join(pool.take(places).cpu().view(torch.uint8).numpy().tobytes() for pool in self.pools)
+        places = [slot // self.block_size for slot in slots if self.is_end(slot)]
+        return b"".join(
+            end[places].cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            for pool in self.pools
+            for end in pool.ends
+        )
 
     def size(self, slots: Sequence[int]) -> int:
         """Bytes of what `read` returns."""
-        return sum(map(self.is_end, slots)) * sum(
-            pool.ends[0].numel() * pool.ends.element_size() for pool in self.pools
-        )
+        return sum(map(self.is_end, slots)) * sum(pool.bytes for pool in self.pools)
 
     def write(self, slots: Sequence[int], packed: bytes) -> None:
         """Put what `read` gave. InputError when the bytes are not of these blocks."""
@@ -210,10 +354,11 @@ class States:
                 f"The packed states have {len(packed)} bytes, but {self.size(slots)} are expected: they are another "
                 "model's, or of blocks of another size."
             )
-        at, places = 0, [self.place(slot) for slot in slots if self.is_end(slot)]
+        at, places = 0, [slot // self.block_size for slot in slots if self.is_end(slot)]
         for pool in self.pools:
-            size = len(places) * pool.ends[0].numel() * pool.ends.element_size()
-            if size:
-                flat = torch.frombuffer(bytearray(packed[at : at + size]), dtype=pool.dtype)
-                pool.put(places, flat.view(len(places), *pool.shape).to(self.device))
-            at += size
+            for end in pool.ends:
+                size = len(places) * end[0].numel() * end.element_size()
+                if size:
+                    flat = torch.frombuffer(bytearray(packed[at : at + size]), dtype=end.dtype)
+                    end[places] = flat.view(len(places), *end.shape[1:]).to(self.device)
+                at += size

@@ -66,6 +66,8 @@ def matrix_names(names: Names, layer: Layer) -> Iterator[tuple[str, ...]]:
     yield names.qkv
     yield (names.out,)
     feed = layer.feed
+    if feed is None:
+        return
     if not isinstance(feed, Experts):
         yield names.gate_up
         yield (names.down,)

@@ -35,6 +35,9 @@ TEXT = 1024
 """Bytes of book-keeping for each slot: a text's tokens, marks and hashes, and what drafters know of it."""
 MEMORIES = 1 << 20, 1 << 28
 """Least and most for what drafters remember of past texts; between, a sixteenth of what is left."""
+HELD = 3
+"""Copies of the hidden state of a row that waits between two layers: what is held, what a pass enters with, and what it
+leaves with."""
 HOST = 16 << 20
 """Python objects, heaps that are not full, and what is loaded on first use."""
 
@@ -63,6 +66,8 @@ class MemoryModel:
     max_len: int
     block_size: int
     rest: int = 0
+    held: int = 0
+    """Bytes of a row that waits between two layers, 0 where none does; up to HELD copies of it exist at a time."""
 
     def parts(self, shape: BudgetShape) -> dict[str, int]:
         """Bytes by name; their sum is the peak while serving."""
@@ -75,9 +80,11 @@ class MemoryModel:
         scratch = self.target.scratch(shape.rows, shape.requests, length)
         if self.draft is not None:
             scratch = max(scratch, self.draft.scratch(shape.rows + drafted, shape.requests, length))
+        scratch += HELD * shape.rows * self.held
         return {
             "weights": sum(m.weights for m in models),
             "kv": sum(m.kv(shape.blocks, self.block_size) for m in models) + slots * TEXT,
+            "states": shape.blocks * sum(m.state for m in models),
             "logits": 4 * self.target.vocab * wide + CHUNK * chunk,
             "scratch": scratch,
             "rest": HOST + self.rest + shape.remember,

@@ -48,13 +48,14 @@ class Planner:
         self, turn: Sequence[Request], room: Room, rows: int | None = None, order: Sequence[Request] | None = None
     ) -> Plan:
         """A plan for the requests of `turn`, most important first, of at most `rows`. `order`: all that hold leases, of
-        whom the last may be pre-empted; None: those of `turn`."""
-        left = self.row_budget if rows is None else min(rows, self.row_budget)
-        decoding = [r for r in turn if r.pending == 1 and r.closing is None][:left]
-        prompts = [r for r in turn if r.pending > 1 or r.closing is not None]
+        whom the last may be pre-empted; None: those of `turn`. Rows that wait between two layers go on, all of them."""
+        inside = [r for r in turn if r.layer]
+        left = (self.row_budget if rows is None else min(rows, self.row_budget)) - sum(r.held for r in inside)
+        decoding = [r for r in turn if r.pending == 1 and r.closing is None and not r.layer][:left]
+        prompts = [r for r in turn if (r.pending > 1 or r.closing is not None) and not r.layer]
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
-        given = {r.id: 1 for r in decoding}
+        given = {r.id: 1 for r in decoding} | {r.id: r.held for r in inside}
         ending, free = [], left
         for request in prompts:  # those whose prompts end in this step if nobody drafts
             given[request.id] = min(request.ready, free)
@@ -62,7 +63,7 @@ class Planner:
             if given[request.id] == request.pending and request.closing is None:
                 ending.append(request)
         base = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
-        if others := left - free - sum(given[r.id] for r in ending):
+        if others := left - free - sum(given[r.id] for r in ending) + sum(r.held for r in inside):
             base = replace(base, rows=base.rows + others)
         decision = self.decide([*decoding, *ending], left - min(PROMPT_RESERVE_ROWS, filling), base)
         shares = dict(decision.shares)
@@ -76,13 +77,14 @@ class Planner:
             if not fits:
                 del shares[request.id]
         items = []
-        for request in [*decoding, *prompts]:
+        for request in [*decoding, *inside, *prompts]:
             if rows_of := given[request.id]:
                 share = shares.get(request.id) or Share(NONE if request.arms else request.drafter, 0, 0)
                 item = Item(request, rows_of, share.nodes, share.drafter, request.verifier, *share[2:])
-                items.append(item._replace(taps=self.taps(request), further=self.further(share)))
+                further = 0 if request.layer else self.further(share)
+                items.append(item._replace(taps=self.taps(request), further=further, first=request.layer))
         kept, preempt = fit(items, turn if order is None else order, room)
-        passes = 1 if prompts else self._passes(kept, decision.passes, room)
+        passes = 1 if prompts or inside else self._passes(kept, decision.passes, room)
         return Plan(kept, preempt, decision.panels, passes, decision.why)
 
     def _passes(self, items: Sequence[Item], most: int, room: Room) -> int:

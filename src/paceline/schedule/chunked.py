@@ -15,6 +15,9 @@ TARGET_S, TARGET_STEPS = 0.1, 4
 """Default time between two steps of a decoding request: the larger of these seconds and this number of plain steps."""
 UNMEASURED_ROWS = 64
 """Most rows of a step in which somebody decodes, by default, until it is known what steps cost on this machine."""
+SCORED_ROWS = 32
+"""Most rows of prompts in such a step where log-probabilities of a prompt are told: each such row costs a softmax and a
+choice over the vocabulary, up to a millisecond, which no forecast of passes has in it."""
 
 
 class Forecast(Protocol):
@@ -48,6 +51,8 @@ class Chunked:
         if self.target == 0 or self.forecast is None or not decoding:
             return self.row_budget
         forecast, waiting, most = self.forecast, sum(r.pending for r in turn if r.pending > 1), self.row_budget
+        if any(r.pending > 1 and r.params.prompt_logprobs is not None for r in turn):
+            most = min(most, len(decoding) + SCORED_ROWS)
         if self.target is None:
             if not waiting:
                 return most

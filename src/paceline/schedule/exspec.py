@@ -39,12 +39,12 @@ class Grouped:
 
     def turn(self, order: Sequence[Request], now: float) -> list[Request]:
         turn = self.inner.turn(order, now)
-        window = [r for r in turn if r.pending == 1]
+        window = [r for r in turn if r.pending == 1 and not r.layer]
         group = self._group(window) if len(window) > self.batch else window
         served = {r.id for r in group}
         if window:
             self._left_out = {r.id: self._left_out.get(r.id, 0) + 1 for r in window if r.id not in served}
-        return [r for r in turn if r.pending > 1 or r.id in served]
+        return [r for r in turn if r.pending > 1 or r.layer or r.id in served]
 
     def rows(self, turn: Sequence[Request], now: float) -> int:
         return self.inner.rows(turn, now)

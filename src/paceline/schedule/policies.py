@@ -4,12 +4,14 @@ from collections.abc import Callable
 
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
+from paceline.core.plan import Plan
 from paceline.core.plugins import joined
 from paceline.schedule import Order, SchedulePolicy
 from paceline.schedule.chunked import Chunked, Forecast
 from paceline.schedule.decode_first import DecodeFirst
 from paceline.schedule.exspec import Grouped, Shape
 from paceline.schedule.fair import Fair
+from paceline.schedule.layered import Layered
 from paceline.schedule.orders import deadline, fcfs, priority
 from paceline.schedule.prefill_first import PrefillFirst
 
@@ -23,8 +25,8 @@ BASELINES: dict[str, Callable[[Order, int], SchedulePolicy]] = {
     "prefill_first": PrefillFirst,
     "decode_first": DecodeFirst,
 }
-CHUNKED = "chunked"
-SCHEDULES = (CHUNKED, *BASELINES)
+CHUNKED, LAYERED = "chunked", "layered"
+SCHEDULES = (CHUNKED, LAYERED, *BASELINES)
 """Our own; `baselines` knows those of installed packages, too."""
 
 
@@ -34,21 +36,31 @@ def orders() -> dict[str, Callable[[], Order]]:
 
 
 def baselines() -> dict[str, Callable[[Order, int], SchedulePolicy]]:
-    """Schedules other than chunked: ours and those of installed packages (entry points `paceline.schedules`)."""
+    """Schedules other than chunked and layered: ours, and of installed packages (entry points `paceline.schedules`)."""
     return joined("schedule", BASELINES)
 
 
-def check(schedule: str, order: str, tbt_target_ms: float | None = None, group_size: int | None = None) -> None:
+def check(
+    schedule: str,
+    order: str,
+    tbt_target_ms: float | None = None,
+    group_size: int | None = None,
+    layer_groups: int | None = None,
+) -> None:
     """InputError for an unknown name or a value out of range, RefusalError for a pair that cannot be."""
-    for word, name, known in (("schedule", schedule, (CHUNKED, *baselines())), ("order", order, (*orders(),))):
+    for word, name, known in (("schedule", schedule, (CHUNKED, LAYERED, *baselines())), ("order", order, (*orders(),))):
         if name not in known:
             raise InputError(f"Unknown {word} {name!r}; known are {', '.join(known)}.")
     if tbt_target_ms is not None and not 0 <= tbt_target_ms < float("inf"):
         raise InputError(f"tbt_target_ms is {tbt_target_ms!r}, but it must be milliseconds, or 0 for no target.")
-    if tbt_target_ms and schedule != "chunked":
+    if tbt_target_ms and schedule not in (CHUNKED, LAYERED):
         raise RefusalError(f"tbt_target_ms and schedule {schedule} cannot be combined: whole prompts keep no target.")
     if group_size is not None and group_size < 1:
         raise InputError(f"group_size is {group_size}, but it must be at least 1.")
+    if layer_groups is not None and layer_groups < 1:
+        raise InputError(f"layer_groups is {layer_groups}, but it must be at least 1.")
+    if layer_groups is not None and schedule != LAYERED:
+        raise RefusalError(f"layer_groups and schedule {schedule} cannot be combined: only layered has groups.")
 
 
 def policy(
@@ -60,18 +72,35 @@ def policy(
     forecast: Forecast | None = None,
     group_size: int | None = None,
     shape: Shape = lambda request: (),
+    layers: int = 0,
+    layer_groups: int | None = None,
 ) -> SchedulePolicy:
     """The policy of these names; raises as `check`. `forecast` predicts for `tbt_target_ms`; `shape` is what the
-    `group_size` requests of a step should have in common."""
-    check(schedule, order, tbt_target_ms, group_size)
+    `group_size` requests of a step should have in common; `layers` are those of the target, 0 where no row can wait
+    between two of them."""
+    check(schedule, order, tbt_target_ms, group_size, layer_groups)
     if tbt_target_ms and forecast is None:
         raise RefusalError("tbt_target_ms needs step times, and this engine was given none; leave it out.")
     made: SchedulePolicy
-    if schedule == CHUNKED:
-        made = Chunked(orders()[order](), row_budget, None if tbt_target_ms is None else tbt_target_ms / 1e3, forecast)
+    if schedule in (CHUNKED, LAYERED):
+        target = None if tbt_target_ms is None else tbt_target_ms / 1e3
+        made = chunked = Chunked(orders()[order](), row_budget, target, forecast)
+        if schedule == LAYERED:
+            if not layers:
+                raise RefusalError(
+                    "schedule layered needs a model whose rows can wait between two layers, but this one keeps a state "
+                    "of each text; use chunked."
+                )
+            made = Layered(chunked, layers, layer_groups)
     else:
         made = baselines()[schedule](orders()[order](), row_budget)
     return made if group_size is None else Grouped(made, group_size, shape)
+
+
+def staged(made: SchedulePolicy, plan: Plan) -> Plan:
+    """The plan with the layers that the rows of its prompts run through, where the policy divides layers."""
+    inner = made.inner if isinstance(made, Grouped) else made
+    return inner.staged(plan) if isinstance(inner, Layered) else plan
 
 
 def check_wishes(params: SamplingParams, order: str) -> None:

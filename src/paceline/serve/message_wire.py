@@ -17,7 +17,7 @@ THINKING = Literal["enabled", "adaptive", "disabled"]
 class TextBlock(Wire):
     type: Literal["text"]
     text: str
-    cache_control: Shallow | None = None
+    cache_control: Loose | None = None
     citations: list[Loose] | None = None
 
 
@@ -64,7 +64,7 @@ class CountRequest(Wire):
         None, description='{"type": "enabled" or "disabled"}; a hint, read by chat templates that know enable_thinking'
     )
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
-    cache_control: Shallow | None = Field(None, description="an object: the prompt comes back (eviction)")
+    cache_control: Loose | None = Field(None, description='{"type": "ephemeral"}: the prompt comes back (eviction)')
     output_config: OutputConfig | None = Field(
         None, description='{"format": {"type": "json_schema", "schema": ...}}; "effort" is a hint without effect'
     )

@@ -169,6 +169,7 @@ class EngineCollector(Collector):
         yield _counter("prefix_cache_hit_tokens", "Those found in the prefix cache.", now.totals.cached)
         yield _counter("generation_tokens", "Generated tokens.", speculation.generated)
         yield _counter("preemptions", "Samples that lost their K/V to others for a while.", now.totals.preemptions)
+        yield _counter("expert_loads", "Reads of an expert of a mixture, once a pass.", now.expert_loads)
         errors = CounterMetricFamily("paceline_drafter_errors", "Failures of a drafter.", labels=["drafter"])
         passes = CounterMetricFamily(
             "paceline_target_passes", "Passes that committed a sample's tokens; n samples in a pass count n.",

@@ -12,6 +12,9 @@ from paceline.serve.protocol import ChatRequest
 from paceline.serve.server import Server
 from paceline.serve.wishes import EVERYTHING
 
+MARK_TTLS = (None, "5m", "1h")
+"""Lifetimes of a `cache_control`. Both are word that the prompt comes back; nothing is kept for a time."""
+
 
 def breakpoint(body: CountRequest) -> int | None:
     """How many messages of the chat API end with the last `cache_control` of a body; None: it has none, or it stands in
@@ -28,16 +31,18 @@ def breakpoint(body: CountRequest) -> int | None:
 def marks(body: CountRequest) -> bool:
     """Is there a `cache_control` in it?"""
     lists: list[list[Any]] = [turn.content for turn in body.messages if isinstance(turn.content, list)]
-    blocks = [] if not isinstance(body.system, list) else body.system
-    found = [has_mark(each) for each in (*lists, body.tools or [])]
-    return any(found) or body.cache_control is not None or any(each.cache_control is not None for each in blocks)
+    system = [{"cache_control": each.cache_control} for each in body.system] if isinstance(body.system, list) else []
+    found = [has_mark(each) for each in (*lists, body.tools or [], system, [{"cache_control": body.cache_control}])]
+    return any(found)
 
 
 def has_mark(blocks: list[Any]) -> bool:
-    """Is there a `cache_control` in a block? ApiError 400 for one that is no object."""
+    """Is there a `cache_control` in a block? ApiError 400 for one that is not Anthropic's."""
     found = [block["cache_control"] for block in blocks if block.get("cache_control") is not None]
-    if any(not isinstance(mark, dict) for mark in found):
-        raise ApiError(400, 'cache_control must be an object, such as {"type": "ephemeral"}.', param="cache_control")
+    for mark in found:
+        if not isinstance(mark, dict) or mark.get("type") != "ephemeral" or mark.get("ttl") not in MARK_TTLS:
+            message = 'cache_control must be {"type": "ephemeral"}, where you like with "ttl": "5m" or "1h".'
+            raise ApiError(400, message, param="cache_control")
     return bool(found)
 
 

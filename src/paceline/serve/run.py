@@ -119,3 +119,12 @@ def serve_app(app: FastAPI, settings: Settings, sock: socket.socket, announce: C
     process.run([sock])
     app.state.host.pools.close()
     return process.code
+
+
+async def serving(app: FastAPI, settings: Settings, sock: socket.socket, announce: Callable[[str], None]) -> int:
+    """As `serve_app`, in the event loop that runs."""
+    allow_many_files()
+    process = Process(config(app, settings), app.state.operation, lambda: announce(address(sock, settings)))
+    await process.serve([sock])
+    app.state.host.pools.close()
+    return process.code

@@ -46,6 +46,8 @@ class Setup:
     """Groups that a shared prefix may lack."""
     learned: dict[str, Any] | None = None
     """`LengthPolicy.state`: what was known of drafters before."""
+    layers: int = 0
+    """Layers of the target between which rows may wait; 0: none."""
     version: Literal[3] = 3
     event: Literal["setup"] = "setup"
 
@@ -242,6 +244,9 @@ class Given:
     min_chance: MinChance | None
     further: int = 0
     """Rows for what is drafted while the pass runs."""
+    first: int = 0
+    last: int | None = None
+    """Layers that its rows run through in this step, as of `Item`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,7 +262,10 @@ class Decision:
 
     @classmethod
     def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
-        items = [Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance, i.further) for i in plan.items]
+        items = [
+            Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance, i.further, i.first, i.last)
+            for i in plan.items
+        ]
         return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes, plan.why)
 
 

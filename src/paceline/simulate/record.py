@@ -52,7 +52,16 @@ def setup(engine: "Engine") -> Setup:
     groups = tuple(sorted(engine.cache.groups - {TARGET}))
     states, table = tuple(sorted(engine.cache.states)), engine.table
     learned, lagging = table.policy.state(), tuple(sorted(engine.cache.lagging))
-    return Setup(engine.config, groups, dict(table.entries), deepcopy(table.times.dump()), states, lagging, learned)
+    return Setup(
+        engine.config,
+        groups,
+        dict(table.entries),
+        deepcopy(table.times.dump()),
+        states,
+        lagging,
+        learned,
+        engine.layers,
+    )
 
 
 def record(engine: "Engine", sink: Callable[[Event], object]) -> None:

@@ -166,6 +166,8 @@ class Simulator:
     def _advances(item: Item, result: Result, twin: Twin) -> list[tuple[int, str, int]]:
         """How far drafters with K/V of their own get: one that drafts keeps what it computed of what was accepted, one
         that does not catches up at a prompt's end and now and then (`draft.Ask.behind`)."""
+        if item.partial:
+            return []
         lease = lease_of(item.request)
         known, out = lease.length + item.given, []
         drafting = twin.table.entries[item.drafter].group if item.nodes else None

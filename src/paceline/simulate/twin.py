@@ -23,7 +23,7 @@ class Twin:
         )  # fmt: skip
         for drafter, facts in setup.entries.items():
             self.table.enrol(drafter, facts)
-        self.desk = Desk.of(config, self.table, setup.groups, setup.states, lagging=setup.lagging)
+        self.desk = Desk.of(config, self.table, setup.groups, setup.states, lagging=setup.lagging, layers=setup.layers)
         self.requests: dict[int, Request] = {}
         """Requests that have not ended, by id."""
 
@@ -117,6 +117,6 @@ class Twin:
 def _hear_prompt(item: Item, txn: Txn) -> None:
     """Prompt log-probabilities that a pass brings, as far as decisions see them: how many there are."""
     request = item.request
-    if request.params.prompt_logprobs is not None:
+    if request.params.prompt_logprobs is not None and not item.partial:
         known = min(txn.base + item.given + 1, len(request.prompt))
         request.prompt_logprobs += [None] * (known - len(request.prompt_logprobs))

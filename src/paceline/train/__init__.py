@@ -49,6 +49,8 @@ class Trains:
     """What it learns from: `answers` that the target gave to the prompts, or the `text` as it stands."""
     drafter: str | None = None
     """The drafter that serves what it makes; None: the one of its own name."""
+    lr: float = 1e-3
+    """Learning rate, where none is given."""
     model: bool = False
     """It makes a model that drafts for itself, not a drafter for the target."""
 

@@ -25,11 +25,19 @@ class TrainClover(HeadMethod):
             raise InputError(f"version is {settings['version']!r}, but Clover has the versions 1 and 2.")
         super().__init__(target, settings)
 
+    def config(self, target: TrainingTarget) -> dict[str, Any]:
+        return {**super().config(target), "theta": target.theta}
+
     def started(self) -> None:
-        """What the head puts out begins with the norm of the target's states."""
+        """The block begins as the target's last layers, where they are of its form, and what the head puts out with the
+        norm of the target's states."""
         super().started()
         assert isinstance(self.module, Clover)
         with torch.no_grad():
+            for index, layer in enumerate(self.module.block, len(self.target.spec.layers) - len(self.module.block)):
+                weights = self.target.layer(index) if index >= 0 else None
+                if weights is not None and self.module.config.ffn == self.target.spec.ffn:
+                    layer.load_state_dict(weights)
             for norm in self.module.norms:
                 assert isinstance(norm, RMSNorm)
                 norm.weight.copy_(self.target.norm_weight)

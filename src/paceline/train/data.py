@@ -10,15 +10,21 @@ A line is an object. The first of these that it has says what it is:
 
 import hashlib
 import json
+import logging
+import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from safetensors import SafetensorError
 
 from paceline.bench.prompts import encode, has_template, read_text
 from paceline.core.errors import InputError
 from paceline.train.target import TrainingTarget
 
+log = logging.getLogger("paceline")
 PROMPTS, ANSWERS = ("prompt", "question", "instruction", "turns"), ("completion", "answer", "output", "response")
 GENERATION_BATCH = 32
 """Answers that are generated together."""
@@ -30,6 +36,21 @@ class Sample:
 
     ids: tuple[int, ...]
     start: int
+
+
+@contextmanager
+def writing(out: Path, part: Path | None = None) -> Iterator[None]:
+    """A write to `out`. InputError where it fails, as on a full disk: what is there of `part` goes, and what was there
+    before stays."""
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors raise their own
+        if part is not None:
+            part.unlink(missing_ok=True)
+        raise InputError(
+            f"{out} cannot be written ({str(error).splitlines()[0]}); {shutil.disk_usage(out).free:,} bytes are free. "
+            "Make room and give the same command again: the run goes on from its last checkpoint."
+        ) from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -60,7 +81,12 @@ def parts(entry: dict[str, Any]) -> tuple[list[dict[str, str]] | str, str | None
     """(conversation or prompt, its answer or None) of a line; a text is ("", text). None: not usable."""
     chat = entry.get("messages", entry.get("conversations"))
     if isinstance(chat, list) and chat:
-        turns = [{"role": role(turn), "content": str(turn.get("content", turn.get("value", "")))} for turn in chat]
+        turns = list[dict[str, str]]()
+        for turn in chat:
+            said = content(turn.get("content", turn.get("value"))) if isinstance(turn, dict) else None
+            if said is None:
+                return None
+            turns.append({"role": role(turn), "content": said})
         last = max((i for i, turn in enumerate(turns) if turn["role"] == "assistant"), default=None)
         if last is None:
             return turns, None
@@ -75,6 +101,42 @@ def parts(entry: dict[str, Any]) -> tuple[list[dict[str, str]] | str, str | None
         prompt = f"{prompt}\n\n{entry['input']}"
     answer = next((entry[name] for name in ANSWERS if isinstance(entry.get(name), str) and entry[name]), None)
     return prompt, answer
+
+
+def content(value: Any) -> str | None:
+    """The text of a turn, whole or in parts; None where there is anything but text."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value:
+        return None
+    texts = [part.get("text") if isinstance(part, dict) else part for part in value]
+    found = [text for text in texts if isinstance(text, str)]
+    return "".join(found) if len(found) == len(texts) else None
+
+
+def usable(entries: Sequence[dict[str, Any]], answers: bool) -> list[dict[str, Any]]:
+    """The lines that can be learned from, by the target's own `answers` or as they stand. The others are counted in the
+    log."""
+    able = list[dict[str, Any]]()
+    for entry in entries:
+        found = parts(entry)
+        if found is not None and (found[0] if answers else found[1]) and encodes(found):
+            able.append(entry)
+    if len(able) < len(entries):
+        log.warning(
+            "%d of %d lines are left out: they have no %s that is text.", len(entries) - len(able), len(entries),
+            "prompt" if answers else "answer",
+        )  # fmt: skip
+    return able
+
+
+def encodes(found: Any) -> bool:
+    """Whether all is text that a tokenizer takes: no lone surrogates."""
+    try:
+        json.dumps(found, ensure_ascii=False).encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def role(turn: dict[str, Any]) -> str:
@@ -166,5 +228,5 @@ def generate(
             new = [Sample((*ids, *output.token_ids), len(ids)) for ids, output in zip(some, outputs)]
             done += new
             if file is not None:
-                with file.open("a", encoding="utf-8") as lines:
+                with writing(file.parent), file.open("a", encoding="utf-8") as lines:
                     lines.writelines(f"{json.dumps([sample.ids, sample.start])}\n" for sample in new)

@@ -1,9 +1,9 @@
 """Training of `eagle3` (draft/eagle3.py) by training-time test: the head is unrolled to its depth, each step on what
 the step before put out, and learns the target's distribution at each (Li et al. 2025, arXiv 2503.01840, section 3.2).
 
-Hidden states between layers are some thirty times what a fresh layer adds; a step that goes on from f itself may repeat
-the step before, which was not checked. `norm_before_residual=true` begins the stream with norm f instead;
-over 24,000 tokens of the workbench target it learned the first step more slowly, too, so it is not the default.
+Hidden states between layers are some thirty times what a fresh layer adds, so W begins divided by their size.
+`norm_before_residual=true` begins the stream with norm f instead; over 24,000 tokens of the workbench target it learned
+the first step more slowly, so it is not the default.
 
 `fused=false` is EAGLE-1 (Li et al. 2024, arXiv 2401.15077): one step on the target's own states with uniform noise, to
 be like the target's next state (SmoothL1) and to say what it would say (0.1 of the cross entropy).
@@ -18,12 +18,12 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.eagle3 import EagleShape, spread
+from paceline.draft.eagle_shape import EagleShape, spread
 from paceline.draft.native_layers import layer_spec
 from paceline.model.blocks import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
-from paceline.train.features import FeatureBatch
+from paceline.train.features import FeatureBatch, FeatureSource
 from paceline.train.heads import Steps, UnrolledMethod, write_head
 from paceline.train.method import as_kind, commonest
 from paceline.train.target import TrainingTarget
@@ -31,6 +31,8 @@ from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, turns
 
 EAGLE_NOISE = 0.1
 """Half of the width of EAGLE-1's noise at 512 tokens; the paper scales it by 512 / length."""
+SCALE_TEXTS = 8
+"""Texts from which the size of the states is known."""
 FREE_OPTIONS = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim", "norm_before_residual")
 EAGLE_FLAGS = ("fused", "norm_before_residual")
 
@@ -122,6 +124,9 @@ class TrainEagle(UnrolledMethod):
         self.taps = tuple(dict.fromkeys((*shape.taps, "post_norm")))
         self.module: EagleModule = EagleModule(shape)
         self.ids = torch.arange(shape.draft_vocab)
+        self.scales = [1.0] * len(shape.taps)
+        """Root mean squares of the states. All that reads f is behind a norm, so f may be of size 1, as what a fresh
+        layer adds is."""
         self.start()
 
     @property
@@ -135,6 +140,9 @@ class TrainEagle(UnrolledMethod):
             width = self.shape.width
             self.module.fc.weight.mul_(0.1)
             self.module.fc.weight[:, -width:] += torch.eye(width)
+            if self.shape.fused:
+                for number, scale in enumerate(self.scales):
+                    self.module.fc.weight[:, number * width : (number + 1) * width] /= max(scale, 1e-6)
             layer = self.module.layers[0]
             assert isinstance(layer, EagleLayer)
             for part in (layer.self_attn.o_proj, layer.mlp.down_proj):
@@ -144,10 +152,17 @@ class TrainEagle(UnrolledMethod):
                 self.module.lm_head.weight.copy_(self.target.output[self.ids])
 
     def see(self, samples: Sequence[Sample]) -> None:
-        """The draft vocabulary: the tokens that these texts have most of, in order of their ids."""
+        """The draft vocabulary: the tokens that these texts have most of, in order of their ids. The size of the
+        states."""
         if self.shape.draft_vocab < self.shape.vocab:
             self.ids = commonest(samples, self.shape.draft_vocab, self.shape.vocab)
-            self.start()
+        if self.shape.fused:
+            source = FeatureSource(self.target, samples[:SCALE_TEXTS], self.shape.taps, None, 0)
+            found = [source.states(name) for name in range(len(source.samples))]
+            self.scales = [
+                float(torch.cat([it[tap].float() for it in found]).square().mean().sqrt()) for tap in self.shape.taps
+            ]
+        self.start()
 
     def unroll(self, batch: FeatureBatch) -> Steps:
         rows = batch.ids.shape[1] - 2

@@ -116,7 +116,7 @@ class EarlyExitTraining(DraftMethod):
         made: Tensor = self.student.lm_head(self.student.model.norm(states))
         return made.float()
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         wanted = batch.learn[:, 1:] > 0
         token = batch.ids[:, 1:][wanted]
         self.kept = [torch.rand(len(batch.ids), 1, 1) >= chance for chance in self.chances()]

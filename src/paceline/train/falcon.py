@@ -120,7 +120,7 @@ class TrainFalcon(UnrolledMethod):
         settings = dict(settings)
         self.goals(settings, "smooth:1+kl:0.09+ce:0.01", 1.0)
         spec = target.spec
-        numbers: dict[str, Any] = {"glance": 0.4, "glance_steps": 1000, "block": 2, "depth": 4, "ffn": spec.ffn}
+        numbers: dict[str, Any] = {"glance": 0.4, "block": 2, "depth": 4, "ffn": spec.ffn}
         for name, value in settings.items():
             if name not in numbers:
                 raise InputError(f"falcon has no setting {name!r}; it has {', '.join(numbers)} and objective.")
@@ -128,9 +128,9 @@ class TrainFalcon(UnrolledMethod):
                 numbers[name] = as_kind(value, type(numbers[name]))
             except ValueError:
                 raise InputError(f"{name} is {value!r}, but falcon expects a number there.") from None
-        self.glance, self.glance_steps = numbers.pop("glance"), numbers.pop("glance_steps")
-        if not 0 <= self.glance < 1 or self.glance_steps < 1 or numbers["block"] < 1 or numbers["depth"] < 1:
-            raise InputError("falcon expects glance in [0, 1), and glance_steps, block and depth of at least 1.")
+        self.glance = numbers.pop("glance")
+        if not 0 <= self.glance < 1 or numbers["block"] < 1 or numbers["depth"] < 1:
+            raise InputError("falcon expects glance in [0, 1), and block and depth of at least 1.")
         self.config = FalconConfig(
             width=spec.hidden, vocab=spec.vocab, max_len=spec.max_len, heads=spec.heads, kv_heads=spec.kv_heads,
             head_dim=spec.head_dim, eps=spec.norm_eps, **numbers,
@@ -156,13 +156,13 @@ class TrainFalcon(UnrolledMethod):
     def logits(self, out: Tensor) -> Tensor:
         return self.target.head(out)
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         k = self.config.block
         phase = int(torch.randint(k, ()))
         x, embedded = self.entry(batch)
         width = embedded.shape[-1]
         x = torch.cat((x[..., :width], x[..., width:] + FALCON_NOISE * (2 * torch.rand_like(x[..., width:]) - 1)), -1)
-        if share := self.glance * max(0.0, 1 - step / self.glance_steps):
+        if share := self.glance * max(0.0, 1 - done):
             x = self.glanced(x, embedded, batch, phase, share)
         return self.compared(self.module.blocks(x, phase), batch, phase)
 

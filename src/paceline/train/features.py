@@ -8,6 +8,7 @@ target and one set of texts, and refuses another.
 
 import hashlib
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -116,12 +117,8 @@ class FeatureStore:
         self.done: dict[str, Tensor] = {}
         for tap in taps:
             name = tap.replace(":", "-")
-            self.files[tap] = torch.from_file(
-                str(path / f"{name}.bin"), shared=True, size=max(1, self.rows) * width, dtype=torch.bfloat16
-            ).view(-1, width)
-            self.done[tap] = torch.from_file(
-                str(path / f"{name}.done"), shared=True, size=len(samples), dtype=torch.uint8
-            )
+            self.files[tap] = mapped(path / f"{name}.bin", max(1, self.rows) * width, torch.bfloat16).view(-1, width)
+            self.done[tap] = mapped(path / f"{name}.done", len(samples), torch.uint8)
 
     def read(self, name: int) -> dict[str, Tensor] | None:
         start, count = self.at[name]
@@ -135,3 +132,22 @@ class FeatureStore:
             for tap in self.taps:
                 self.files[tap][start : start + count] = states[tap].bfloat16()
                 self.done[tap][name] = 1
+
+
+def mapped(file: Path, count: int, dtype: torch.dtype) -> Tensor:
+    """A file of numbers, mapped. Its room is taken from the disk at once: a write into a map that the disk has no room
+    for would end the process. Raises InputError where there is none."""
+    size = count * dtype.itemsize
+    new = not file.is_file()
+    try:
+        with file.open("r+b" if not new else "w+b") as handle:
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(handle.fileno(), 0, size)
+    except OSError as error:
+        if new:
+            file.unlink(missing_ok=True)
+        raise InputError(
+            f"The cache {file.parent} has no room for {size:,} bytes ({error.strerror}); give another directory, or a "
+            "smaller --cache-bytes."
+        ) from None
+    return torch.from_file(str(file), shared=True, size=count, dtype=dtype)

@@ -47,7 +47,7 @@ class UnrolledMethod(Method):
         """Ids of the draft vocabulary, ascending; None: it is the target's."""
         return None
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         steps, post = self.unroll(batch), batch.hidden["post_norm"]
         return self.losses(steps, post, batch)
 

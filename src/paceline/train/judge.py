@@ -151,7 +151,7 @@ class JudgeMethod(Method):
         divergence = float(forward_kl(p.log_softmax(-1), logits[place - 1].log_softmax(-1)))
         return place, token, Label(hidden[place].clone(), False, int((p > p[token]).sum()), divergence)
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         known = self.labels[self.split :]
         names = torch.randint(len(known), (min(JUDGE_BATCH_LABELS, len(known)),)).tolist()
         hidden = torch.stack([known[i].hidden for i in names])

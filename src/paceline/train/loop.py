@@ -23,7 +23,7 @@ from paceline.core.errors import InputError
 from paceline.engine.options import Dtype
 from paceline.train import TRAINERS
 from paceline.train.curve import draw, of_log
-from paceline.train.data import Sample, answered, given, read_lines
+from paceline.train.data import Sample, answered, given, read_lines, usable, writing
 from paceline.train.evaluate import Scores, evaluate
 from paceline.train.features import FeatureSource
 from paceline.train.method import Loss, Method
@@ -67,7 +67,8 @@ class TrainingPlan:
     """Batches of a step."""
     optimizer: str = "adamw"
     """Or `muon`: see train/optimizers.py."""
-    lr: float = 1e-3
+    lr: float | None = None
+    """Learning rate; None: the method's."""
     weight_decay: float = 0.0
     warmup: int = 20
     """Steps in which the learning rate rises."""
@@ -134,13 +135,15 @@ def train(plan: TrainingPlan, report: Callable[[TrainingProgress], None] = lambd
             "conditional": [round(x, 4) for x in scores.conditional],
         }
     method.module.eval()
-    method.save(plan.out, facts)
+    with writing(plan.out):
+        method.save(plan.out, facts)
     return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(source.samples[:held]))
 
 
 def opened(plan: TrainingPlan, target: TrainingTarget | None = None) -> "tuple[TrainingRun, int]":
     """The run of this plan where it stands, and how many of its texts, the first ones, are held out. `target`: the
     plan's, where it is loaded already."""
+    plan = replace(plan, lr=plan.lr or TRAINERS.card(plan.method).lr)
     target = target or TrainingTarget(plan.target, plan.dtype)
     torch.manual_seed(plan.seed)
     method = TRAINERS.get(plan.method)(target, plan.settings)
@@ -176,6 +179,7 @@ def texts(plan: TrainingPlan, target: TrainingTarget) -> list[Sample]:
     order = torch.randperm(len(entries), generator=torch.Generator().manual_seed(plan.seed)).tolist()
     entries = [entries[i] for i in order]
     wanted = TRAINERS.card(plan.method).data == "answers" if plan.answers is None else plan.answers
+    entries = usable(entries, wanted)
     if wanted:
         samples = answered(
             target, entries, plan.length, limit=plan.prompts, cache=plan.cache or plan.out, answer=plan.answer,
@@ -199,6 +203,7 @@ class TrainingRun:
         self.weights = [weight for weight in method.module.parameters() if weight.requires_grad]
         if not self.weights:
             raise InputError(f"{plan.method} has no weights to train with these settings.")
+        assert plan.lr is not None
         self.optimizers = optimizers(plan.optimizer, method.module, plan.lr, plan.weight_decay)
         self.step = self.tokens = 0
         self.seconds, self.saved = 0.0, time.monotonic()
@@ -284,7 +289,8 @@ class TrainingRun:
             self.window.append(loss)
             if self.step % LOG_STEPS == 0:
                 now = self.progress()
-                self.write(now)
+                with writing(self.plan.out):
+                    self.write(now)
                 report(now)
             if time.monotonic() - self.saved >= self.plan.save_seconds:
                 self.save()
@@ -300,7 +306,7 @@ class TrainingRun:
         for names in batches:
             batch = self.source.batch(names)
             with lower():
-                loss = self.method.loss(batch, self.step)
+                loss = self.method.loss(batch, self.step, min(1.0, self.done()))
             if not torch.isfinite(loss.total):
                 raise InputError(
                     f"The loss of step {self.step} is {loss.total.item()}, in the batch of texts {list(names)}; the "
@@ -344,15 +350,14 @@ class TrainingRun:
         file = self.plan.out / STATE
         part = file.with_suffix(".part")
         trained = {name: weight for name, weight in self.method.module.named_parameters() if weight.requires_grad}
-        torch.save(
-            {
-                "plan": self.plan.key(), "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
-                "cool": self.cool, "weights": trained,
-                "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
-            },
-            part,
-        )  # fmt: skip
-        part.replace(file)
+        state = {
+            "plan": self.plan.key(), "step": self.step, "tokens": self.tokens, "seconds": self.seconds,
+            "cool": self.cool, "weights": trained,
+            "optimizers": [optimizer.state_dict() for optimizer, _ in self.optimizers],
+        }  # fmt: skip
+        with writing(self.plan.out, part):
+            torch.save(state, part)
+            part.replace(file)
         self.saved = time.monotonic()
         if (log := self.plan.out / LOG).is_file():
             draw(self.plan.out / CURVE, f"{self.plan.method} for {self.plan.target}", "step", of_log(log))

@@ -48,7 +48,7 @@ class Method(ABC):
         """Before anything else: the texts that it will learn from, for what depends on all of them."""
 
     @abstractmethod
-    def loss(self, batch: FeatureBatch, step: int) -> Loss: ...
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss: ...
 
     def ranks(self, batch: FeatureBatch) -> "Tensor | None":
         return None
@@ -190,7 +190,7 @@ class HeadMethod(Method):
         text, row = keep.nonzero(as_tuple=True)
         return text, row
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         hidden = batch.hidden[self.module.taps[0]]
         states = self.teacher(hidden)
         wanted = self.wanted(batch)

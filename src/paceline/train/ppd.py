@@ -31,7 +31,7 @@ class PromptsModule(nn.Module):
         self.prompts = nn.Embedding(len(first), first.shape[1], _weight=first)
 
 
-@TRAINERS.register("ppd", Trains("prompt embeddings that the target itself reads (use a learning rate of 0.01)"))
+@TRAINERS.register("ppd", Trains("prompt embeddings that the target itself reads", lr=1e-2))
 class TrainPpd(UnrolledMethod):
     def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         settings, spec = dict(settings), target.spec
@@ -66,7 +66,7 @@ class TrainPpd(UnrolledMethod):
     def logits(self, out: Tensor) -> Tensor:
         return self.target.head(out)
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         text, post = self.through.text(batch.ids)
         learn = batch.learn.bool()
         rows, cuts = learn[:, 1 + self.depth :].nonzero().unbind(1)  # whose whole chain has tokens to learn

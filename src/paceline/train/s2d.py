@@ -56,7 +56,7 @@ class Sorted(DraftMethod):
         made = [head(inner.norm(out.hidden_states[layer])) for layer in self.exits.layers[:-1]]
         return [*made, out.logits]  # the library's last hidden state has passed the norm
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         batch = self.rollout.next(batch, self.taps)
         wanted = batch.learn[:, 1:] > 0
         losses = [self.compared(batch, wanted, logits[:, :-1]) for logits in self.sub(batch.ids)]

@@ -78,7 +78,7 @@ class SpecDec(Method):
         hidden = student.model(input_ids=text).last_hidden_state
         return hidden[:, 1:], label, swapped
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         hidden, label, drawn = self.labelled(batch)
         logits = self.head.logits(hidden[drawn])
         hit = ((logits.detach()[:, 1] > logits.detach()[:, 0]) == (label[drawn] > 0.5)).sum()

@@ -130,7 +130,7 @@ class DraftMethod(Method):
         made: Tensor = self.student(input_ids=ids).logits
         return made
 
-    def loss(self, batch: FeatureBatch, step: int) -> Loss:
+    def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:
         batch = self.rollout.next(batch, self.taps)
         wanted = batch.learn[:, 1:] > 0
         logits = self.logits(batch.ids)[:, :-1]

@@ -17,7 +17,7 @@ from paceline.model.families import FAMILIES
 from paceline.model.linear import plain
 from paceline.model.load import load_model
 from paceline.model.loader import Loader
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Attention, Dense, ModelSpec
 
 SAMPLE = 1 << 20
 """Bytes of each end of a weight file that its fingerprint reads."""
@@ -77,6 +77,42 @@ class TrainingTarget:
         own = not self.spec.tied or f"{loader.names.head}.weight" in tensors.place
         table = torch.empty(0) if own and not self.spec.tied else loader.table(loader.names.embedding)
         return loader.head(table).float().contiguous()
+
+    def layer(self, index: int) -> dict[str, Tensor] | None:
+        """Weights of a layer in float32, by the names of `DraftLayer`; None for a layer of another form."""
+        spec, names = self.spec, FAMILIES[self.spec.family].names
+        mixer, feeds = spec.layers[index].mixer, spec.layers[index].feed
+        biased = spec.qkv_bias or spec.out_bias or spec.mlp_bias or spec.norm_bias
+        other = (
+            spec.qk_norm or spec.post_norms or spec.layer_norm or spec.parallel or not (spec.pre_norms and spec.gated)
+        )
+        if not isinstance(mixer, Attention) or not isinstance(feeds, Dense) or biased or other or spec.norm_offset:
+            return None
+        if spec.activation != "silu" or len(names.qkv) != 3 or len(names.gate_up) != 2 or mixer.window is not None:
+            return None
+        cpu, h, at = torch.device("cpu"), spec.hidden, names.layer.format(index)
+        loader = Loader(spec, names, open_tensors(self.path), plain(torch.float32, cpu), cpu)
+        if loader.interleaved:
+            return None
+        kv = spec.kv_heads * spec.head_dim
+        sizes = {
+            names.qkv[0]: (spec.heads * spec.head_dim, h), names.qkv[1]: (kv, h), names.qkv[2]: (kv, h),
+            names.out: (h, spec.heads * spec.head_dim), names.gate_up[0]: (feeds.width, h),
+            names.gate_up[1]: (feeds.width, h), names.down: (h, feeds.width), names.attention_norm: (h,),
+            names.ffn_norm: (h,),
+        }  # fmt: skip
+        ours = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj", "input_layernorm",
+                "post_attention_layernorm")  # fmt: skip
+        return {
+            f"{name}.weight": loader.take(f"{at}{theirs}.weight", *size).float()
+            for name, (theirs, size) in zip(ours, sizes.items())
+        }
+
+    @property
+    def theta(self) -> float:
+        """Base of the rotation of the last layer that attends, as if it were not scaled."""
+        inverse = self.spec.attentions[-1].rope.inverse
+        return inverse[1] ** -len(inverse) if len(inverse) > 1 else 10_000.0
 
     @cached_property
     def norm_weight(self) -> Tensor:

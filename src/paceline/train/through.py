@@ -61,7 +61,8 @@ class Through:
 
     def finish(self, block: Block, x: Tensor, seen: Tensor) -> Tensor:
         """x [B, R, H] after a layer whose attention saw `seen` [B, R, heads * D]."""
-        y = block.mixer.out(seen.flatten(0, 1)).view(x.shape)
+        assert block.attention is not None
+        y = block.attention.out(seen.flatten(0, 1)).view(x.shape)
         x = x + (y if block.attention_post_norm is None else normed(block.attention_post_norm, y))
         assert block.ffn_norm is not None and isinstance(block.ffn, FeedForward)
         gate, up = block.ffn.gate_up(normed(block.ffn_norm, x).flatten(0, 1)).chunk(2, -1)

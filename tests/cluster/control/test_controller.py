@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,7 @@ from paceline import AsyncLLM
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.engines import EngineLost, HttpEngine, Reply
 from paceline.cluster.control.router import create, read, tokens
+from paceline.cluster.workflow.dispatch import Dispatcher
 from paceline.cluster.workflow.log import Event, WorkflowRecorder, replay
 from paceline.cluster.workflow.policies import DispatcherSetup
 from paceline.cluster.workflow.tasks import CallWork
@@ -113,6 +116,31 @@ async def test_alpha_is_tuned_beside_the_calls_and_the_log_still_replays() -> No
     assert any(event["event"] == "tune" for event in events)
     assert replay(json.loads(json.dumps(events))) is None
     await made.close()
+
+
+async def test_one_rehearsal_at_a_time_which_ends_with_its_controller(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, ended = list[int](), threading.Event()
+
+    def endless(made: Dispatcher, alpha: float, jobs: object, tick: Callable[[], None]) -> None:
+        begun.append(len(begun))
+        try:
+            while True:
+                tick()
+        finally:
+            ended.set()
+
+    monkeypatch.setattr("paceline.cluster.control.controller.rehearse", endless)
+    made, _ = controller(Fragile("one"))
+    made.tuner = Tuner(made.dispatcher.planner, window=10, every=2)  # type: ignore[arg-type]
+    made.dispatcher.watchers.append(WorkflowRecorder(None, made.tuner.sink))
+    for n in range(12):
+        await made.call(f"w{n}", CallWork("a"), "/x", b"1")
+        made.end(f"w{n}")
+    while not begun:
+        await asyncio.sleep(0.01)
+    assert begun == [0] and not ended.is_set()
+    await made.close()
+    assert await asyncio.to_thread(ended.wait, 60)
 
 
 def test_hints_are_taken_out_of_the_request_and_checked() -> None:

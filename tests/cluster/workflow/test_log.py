@@ -6,13 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paceline.cluster.control.controller import rehearse
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.log import Event, WorkflowRecorder, jobs, read, replay, write
 from paceline.cluster.workflow.policies import DISPATCHER_NAMES, DispatcherSetup, policy
 from paceline.cluster.workflow.predict import SecondsTable
 from paceline.cluster.workflow.simulate import Fault
 from paceline.cluster.workflow.text2sql import base, questions
-from paceline.cluster.workflow.tune import GRID, Tuner, best
+from paceline.cluster.workflow.tune import GRID, RehearsalStopped, SparePace, Tuner, best
 from paceline.core.errors import InputError
 from tests.cluster.workflow.scenes import play, setup
 
@@ -71,6 +72,16 @@ def test_the_tuner_takes_the_best_of_its_window_and_the_same_each_time() -> None
     most = max(done.attainment() for done in tried.values())
     assert tried[found].attainment() == most
     assert found == best(lambda alpha, each: play(setup("hexgen", alpha=alpha).dispatcher(), each), work)
+
+
+def test_a_rehearsal_rests_and_stops_when_told() -> None:
+    events, _ = recorded("hexgen", seed=5)
+    made, work, pace = setup("hexgen").dispatcher(), jobs(events)[:8], SparePace()
+    assert rehearse(made, 0.2, work, pace).finished == rehearse(made, 0.2, work).finished, "the same, later"
+    pace.stop()
+    with pytest.raises(RehearsalStopped):
+        while True:
+            rehearse(made, 0.2, work, pace)
 
 
 def test_files_and_names_that_are_none(tmp_path: Path) -> None:

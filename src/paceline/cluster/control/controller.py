@@ -16,7 +16,7 @@ from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.models import Predicted
 from paceline.cluster.workflow.simulate import SimulatedJob, SimulatedRun, Simulation
 from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
-from paceline.cluster.workflow.tune import Tuner, best
+from paceline.cluster.workflow.tune import SparePace, Tuner, best
 
 log = logging.getLogger("paceline")
 ENGINE_RETRY_S, LAST_ENGINE_RETRY_S = 0.5, 30.0
@@ -68,6 +68,7 @@ class Controller:
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _pumping: bool = False
     """Will it decide when the loop has a moment?"""
+    _tuning: bool = False
     _touched: dict[str, float] = field(default_factory=dict)
     _numbers: dict[str, int] = field(default_factory=dict)
 
@@ -114,7 +115,8 @@ class Controller:
             return
         self.dispatcher.close(flow, self.clock())
         self._touched.pop(workflow, None)
-        if self.tuner is not None and self.tuner.due:
+        if self.tuner is not None and self.tuner.due and not self._tuning:
+            self._tuning = True
             self._spawn(self._tune(self.tuner))
 
     async def close(self) -> None:
@@ -222,9 +224,13 @@ class Controller:
         asyncio.get_running_loop().call_later(WORKFLOW_LINGER_S, look)
 
     async def _tune(self, tuner: Tuner) -> None:
-        """In a thread, on copies: decisions go on meanwhile."""
-        made, work = deepcopy_idle(self.dispatcher), tuner.take()
-        alpha = await asyncio.to_thread(best, lambda a, jobs: rehearse(made, a, jobs), work)
+        """In a thread, on copies and in what time the calls leave: decisions go on meanwhile."""
+        made, work, pace = deepcopy_idle(self.dispatcher), tuner.take(), SparePace()
+        try:
+            alpha = await asyncio.to_thread(best, lambda a, jobs: rehearse(made, a, jobs, pace), work)
+        finally:
+            pace.stop()
+            self._tuning = False
         if alpha != tuner.planner.alpha:
             tuner.planner.alpha = alpha
             for watcher in self.dispatcher.watchers:
@@ -245,10 +251,12 @@ def deepcopy_idle(dispatcher: Dispatcher) -> Dispatcher:
     return Dispatcher(instances, deepcopy(dispatcher.planner, memo), deepcopy(dispatcher.queue, memo), predictor)
 
 
-def rehearse(like: Dispatcher, alpha: float, jobs: Sequence[SimulatedJob]) -> SimulatedRun:
+def rehearse(
+    like: Dispatcher, alpha: float, jobs: Sequence[SimulatedJob], tick: Callable[[float], None] | None = None
+) -> SimulatedRun:
     """Simulates jobs under an alpha, on instances that take what was learned."""
     made = deepcopy_idle(like)
     assert isinstance(made.planner, HexGen)
     made.planner.alpha = alpha
     models = {name: Predicted(deepcopy(made.predictor), each) for name, each in made.instances.items()}
-    return Simulation(made, dict(models), jobs).run()
+    return Simulation(made, dict(models), jobs, tick=tick).run()

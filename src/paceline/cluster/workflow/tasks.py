@@ -81,6 +81,8 @@ class Task:
 
     def available(self, instance: str) -> float:
         """When its inputs are on an instance; its predecessors have finished."""
+        if not self.after:
+            return 0.0
         moved = (0.0 if t.place == instance else v for t, v in zip(self.after, self.volume or (0.0,) * len(self.after)))
         return max((finish + m for finish, m in zip((t.finished or 0.0 for t in self.after), moved)), default=0.0)
 

@@ -8,6 +8,7 @@ import numpy as np
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.header import Header
 from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
+from paceline.model.unindexed import submodules_alone
 
 NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = range(1, 7)
 """`tokenizer.ggml.token_type`."""
@@ -92,7 +93,8 @@ def tokenizer_of(header: Header) -> Any:
         raise words.wrong("merges", f"does not fit its tokens ({' '.join(str(error).split())[:100]})") from None
     add_special(backend, words)
     backend.post_processor = framed(words, begins)
-    from transformers import PreTrainedTokenizerFast
+    submodules_alone()
+    from transformers.tokenization_utils_tokenizers import PreTrainedTokenizerFast
 
     make: Any = PreTrainedTokenizerFast
     named = {

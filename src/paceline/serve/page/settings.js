@@ -17,7 +17,7 @@ const FIELDS = [
   ["deadline_ms", "Deadline in ms", "number", "When the answer should be complete; needs --order deadline.", {min: 1}, 1],
   ["stops", "Stop texts", "lines", "End before one of these; one a line.", {}, 1],
   ["bad_words", "Bad words", "lines", "Texts that must not be written; one a line.", {}, 1],
-  ["stop_token_ids", "Stop token ids", "ids", "End with one of these ids; 
+  ["stop_token_ids", "Stop token ids", "ids", "End with one of these ids; separated by commas.", {}, 1],
   ["allowed_tokens", "Allowed token ids", "ids", "Nothing but these ids can be drawn; separated by commas.", {}, 1],
   ["logit_bias", "Logit bias", "json", 'Added to scores: {"token id": number}.', {}, 1],
   ["schema", "JSON schema", "json", "The answer is JSON that keeps to this schema.", {}, 1],

@@ -1,0 +1,132 @@
+"""`paceline cluster`: several engines behind one HTTP API, and words to those who run one."""
+
+import json
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.cli.options import command, option
+from paceline.cli.serve import ServingArgs, announce, gathered
+from paceline.core.errors import InputError
+from paceline.serve.settings import Settings
+
+app = typer.Typer(name="cluster", help="Several engines behind one HTTP API, on Ray.", no_args_is_help=True)
+Url = Annotated[str, option("The cluster's address.", "Cluster", show_default=True)]
+Engines = Annotated[int, option("Number of engines.", "Cluster", show_default=True)]
+HERE = "http://127.0.0.1:8000"
+MOST_ENGINES = 1024
+SLOW_S = 3600.0
+"""Longest wait for a cluster that drains or starts engines."""
+NOT_CLUSTERED = ("small", "lora")
+"""Options of an engine that a cluster does not serve."""
+NOT_SHARED = ("models", "index", "decision_log", "lora_root")
+"""Settings of a server that a cluster does not serve."""
+
+
+@app.command(epilog="Example: paceline cluster up Qwen/Qwen2.5-7B-Instruct --engines 3 --port 8000")
+@command
+def up(
+    name: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model. Default: the demo pair.")] = None,
+    *,
+    context: typer.Context,
+    engines: Engines = 2,
+    address: Annotated[
+        str | None, option("Join the Ray cluster there. Default: one on this machine.", "Cluster")
+    ] = None,
+    engine_cpus: Annotated[
+        float, option("CPU cores that Ray keeps for each engine; 0: it does not count.", "Cluster", show_default=True)
+    ] = 0.0,
+    engine: ServingArgs,
+    server: Settings,
+    config: Annotated[Path | None, option("TOML file with settings, named as here with _ for -.", "HTTP")] = None,
+) -> None:
+    """Serve a model by several engines, each in a process of its own: the API of paceline serve.
+
+    When an engine dies, its answers go on elsewhere with the same text, in the same connection, and a new engine is
+    started. Each engine has the options given here, its memory included.
+    """
+    args, settings = gathered(context, name, engine, server, config)
+    if not 1 <= engines <= MOST_ENGINES or not 0 <= engine_cpus <= MOST_ENGINES:
+        raise InputError(f"engines must be 1 to {MOST_ENGINES}, and engine_cpus 0 or more.")
+    for of, names in ((args, NOT_CLUSTERED), (settings, NOT_SHARED)):
+        if wish := next((each for each in names if getattr(of, each) not in (None, (), [], {})), None):
+            raise InputError(f"A cluster does not serve {wish}; leave it out, or use paceline serve.")
+    from paceline.cluster.live.actors import ActorLink, join
+    from paceline.cluster.live.engines import Engines as LiveEngines
+    from paceline.cluster.live.serve import run
+    from paceline.serve import logs
+    from paceline.serve.run import bind
+
+    sock = bind(settings.host, settings.port)
+    logs.configure(settings)
+    join(address)
+    options = {key: value for key, value in args.arguments().items() if key not in NOT_CLUSTERED}
+    if address is None and args.threads is None:
+        options["threads"] = max(1, len(os.sched_getaffinity(0)) // engines)
+    threads = {"OMP_NUM_THREADS": str(options["threads"])} if options.get("threads") else {}
+    live = LiveEngines(lambda called: ActorLink(called, options, engine_cpus, threads))
+    model = "demo" if args.model is None else Path(args.model).name
+    code = run(live, engines, args.options(), settings, sock, lambda at: announce(at, f"{model} by {engines} engines"))
+    raise typer.Exit(code)
+
+
+@app.command(epilog="Example: paceline cluster status")
+@command
+def status(*, url: Url = HERE) -> None:
+    """The engines of a cluster, and what each has."""
+    show(asked(url, "/cluster", None))
+
+
+@app.command(epilog="Example: paceline cluster scale --engines 4")
+@command
+def scale(*, engines: Engines, url: Url = HERE) -> None:
+    """Have so many engines. Ends when they are there, or those that are too many are gone."""
+    show(asked(url, "/cluster/scale", {"engines": engines}))
+
+
+@app.command(epilog="Example: paceline cluster drain engine-2")
+@command
+def drain(name: Annotated[str, typer.Argument(metavar="ENGINE", help="Its name.")], *, url: Url = HERE) -> None:
+    """Take an engine out; what it decodes goes to the others. Ends when it is gone."""
+    show(asked(url, "/cluster/drain", {"engine": name}))
+
+
+@app.command(epilog="Example: paceline cluster renew")
+@command
+def renew(*, url: Url = HERE) -> None:
+    """A new engine in place of each, one after the other. Ends when all are new."""
+    show(asked(url, "/cluster/renew", {}))
+
+
+def asked(url: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
+    """What a cluster answers; it may want the key of $PACELINE_API_KEY. InputError for a refusal."""
+    key = os.environ.get("PACELINE_API_KEY")
+    headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+    data = None if body is None else json.dumps(body).encode()
+    try:
+        call = urllib.request.Request(url.rstrip("/").removesuffix("/v1") + path, data, headers)
+        with urllib.request.urlopen(call, timeout=SLOW_S) as answer:
+            found: dict[str, Any] = json.load(answer)
+            return found
+    except urllib.error.HTTPError as error:
+        try:
+            raise InputError(json.load(error)["error"]["message"]) from None
+        except (ValueError, KeyError, TypeError):
+            raise InputError(f"{url} is no cluster ({error}); start one with paceline cluster up.") from None
+    except (OSError, ValueError) as error:
+        raise InputError(f"No cluster answers at {url} ({error}); start one with paceline cluster up.") from None
+
+
+def show(state: dict[str, Any]) -> None:
+    """A line for each engine."""
+    for each in state["engines"]:
+        kv = each["kv"]
+        typer.echo(
+            f"{each['name']:12} {'draining' if each['draining'] else 'serving':9} {each['running']} running, "
+            f"{each['waiting']} waiting, K/V {kv['used']} of {kv['blocks']} blocks, {each['generated']} tokens"
+        )
+    typer.echo(f"{state['lost']} engines lost, {state['moved']} requests moved")

@@ -1,0 +1,1 @@
+"""A live cluster: engines in processes of their own behind one HTTP API."""

@@ -1,0 +1,246 @@
+"""The engines of a cluster: which there are, which take requests, and new ones in place of the dead."""
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Iterable
+from dataclasses import dataclass, replace
+from math import ceil
+from time import monotonic
+
+from paceline.cluster.live.freeness import EngineLoad, pairs, place
+from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink
+from paceline.cluster.live.moving import move
+from paceline.cluster.live.voyage import Voyage, Voyages
+from paceline.core.errors import InputError
+from paceline.engine.totals import Snapshot, Totals
+
+log = logging.getLogger("paceline")
+NO_ENGINE_S = 60.0
+"""How long requests wait while no engine takes any."""
+ANSWER_S = 30.0
+"""Time for an engine's sign of life; then it counts as dead."""
+LOOK_S = 1.0
+"""Between two looks at all engines."""
+FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0
+"""Wait before an engine is started in place of a dead one; doubled while they die at their start."""
+Make = Callable[[str], EngineLink]
+"""Begins to start an engine of this name."""
+
+
+@dataclass(slots=True)
+class EngineState:
+    """An engine as the front knows it."""
+
+    link: EngineLink
+    snapshot: Snapshot
+    draining: bool = False
+
+
+class Engines:
+    """Owns them. For one event loop."""
+
+    def __init__(self, make: Make) -> None:
+        self.make = make
+        self.voyages = Voyages(self)
+        self.states: dict[str, EngineState] = {}
+        self.facts: EngineFacts
+        self.wanted = 0
+        """How many there should be."""
+        self.lost_count = self.moved_count = 0
+        self._past = Totals()
+        """Counters of the engines that are no more."""
+        self._number = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._change = asyncio.Event()
+        self._closed = False
+
+    async def start(self, count: int) -> None:
+        """Start so many, and wait until all are ready."""
+        self.wanted = count
+        await asyncio.gather(*(self._begin() for _ in range(count)))
+        self._run(self._watch())
+
+    async def _begin(self) -> None:
+        """Start one. Raises EngineGoneError, and InputError for an engine of another model than the first."""
+        self._number += 1
+        link = self.make(f"engine-{self._number}")
+        try:
+            facts, snapshot = await link.facts(), await link.snapshot()
+            first = self.facts if hasattr(self, "facts") else facts
+            if facts.origin != first.origin or (facts.block_size, facts.max_len) != (first.block_size, first.max_len):
+                raise InputError(f"{link.name} has another model than the engines before it.")
+            self.facts = first
+        except BaseException:
+            link.kill()
+            raise
+        if self._closed:
+            link.kill()
+            return
+        self.states[link.name] = EngineState(link, snapshot)
+        self._change.set()
+
+    def _run(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def takes(self, link: EngineLink) -> bool:
+        """Does it take requests?"""
+        state = self.states.get(link.name)
+        return state is not None and state.link is link and not state.draining
+
+    def loads(self) -> list[EngineLoad]:
+        """By what this front has on each engine."""
+        rows: dict[str, tuple[int, int]] = {}
+        for voyage in self.voyages.going:
+            count, blocks = rows.get(voyage.link.name, (0, 0))
+            more = ceil(len(voyage.request.tokens) / self.facts.block_size)
+            rows[voyage.link.name] = count + 1, blocks + more
+        return [
+            EngineLoad(name, state.snapshot.blocks, rows.get(name, (0, 0))[1], rows.get(name, (0, 0))[0], 0,
+                       draining=state.draining)
+            for name, state in self.states.items()
+        ]  # fmt: skip
+
+    async def freest(self) -> EngineLink:
+        """The engine for a new request. Raises RuntimeError when none takes any for a while."""
+        until = monotonic() + NO_ENGINE_S
+        while (name := place(self.loads())) is None:
+            self._change.clear()
+            try:
+                await asyncio.wait_for(self._change.wait(), max(0.0, until - monotonic()))
+            except TimeoutError:
+                raise RuntimeError("No engine answers; try again later.") from None
+        return self.states[name].link
+
+    def lost(self, link: EngineLink, error: Exception) -> None:
+        """An engine is dead. Another one is started in its place."""
+        state = self.states.get(link.name)
+        if state is None or state.link is not link:
+            return
+        log.warning("%s is lost: %s", link.name, error)
+        self._forget(state)
+        self.lost_count += 1
+        link.kill()
+        if not state.draining:
+            self._run(self._revive())
+
+    async def _revive(self) -> None:
+        wait = FIRST_REVIVAL_S
+        while not self._closed and len(self.states) < self.wanted:
+            try:
+                await self._begin()
+                return
+            except (EngineGoneError, InputError) as error:
+                log.warning("An engine could not be started: %s", error)
+                await asyncio.sleep(wait)
+                wait = min(2 * wait, LAST_REVIVAL_S)
+
+    async def scale(self, count: int) -> None:
+        """Have so many engines: new ones are ready, those that are too many drained, when this returns."""
+        if count < 1:
+            raise InputError(f"A cluster has at least 1 engine, not {count}.")
+        self.wanted = count
+        taking = [name for name, state in self.states.items() if not state.draining]
+        more = [self._begin() for _ in range(count - len(taking))]
+        by_load = sorted(self.loads(), key=lambda load: load.running)
+        fewer = [load.name for load in by_load if load.name in taking][: max(0, len(taking) - count)]
+        await asyncio.gather(*more, *(self._empty(name) for name in fewer))
+
+    async def drain(self, name: str) -> None:
+        """Take an engine out: its samples go to the others while they are decoded, then it ends."""
+        state = self.states.get(name)
+        if state is None or state.draining:
+            raise InputError(
+                f"There is no engine {name[:60]!r} that takes requests; there are {', '.join(self.states)}."
+            )
+        if sum(not each.draining for each in self.states.values()) < 2:
+            raise InputError("The last engine cannot be drained; add another one first.")
+        self.wanted -= 1
+        await self._empty(name)
+
+    async def renew(self) -> None:
+        """A new engine in place of each, one after the other: the new one is ready before the old one is drained."""
+        for name, state in list(self.states.items()):
+            if not state.draining and self.states.get(name) is state:
+                await self._begin()
+                await self._empty(name)
+
+    async def _empty(self, name: str) -> None:
+        state = self.states[name]
+        state.draining = True
+        while self.states.get(name) is state and (left := self._on(state.link)):
+            for voyage in left:
+                if (target := place(self.loads())) is not None:
+                    await self.move(voyage, self.states[target].link)
+            await asyncio.sleep(0.05)
+        if self.states.get(name) is state:
+            self._forget(state)
+            state.link.kill()
+
+    def _forget(self, state: EngineState) -> None:
+        del self.states[state.link.name]
+        self._past = together([Snapshot(0, 0, 0, 0, 0, self._past), replace(state.snapshot, blocks=0)]).totals
+
+    async def move(self, voyage: Voyage, to: EngineLink) -> str:
+        """Live migration of a sample."""
+        became = await move(self.voyages, voyage, to)
+        self.moved_count += became == "moved"
+        return became
+
+    def _on(self, link: EngineLink) -> list[Voyage]:
+        return [voyage for voyage in self.voyages.going if voyage.link is link]
+
+    async def _watch(self) -> None:
+        """Look after all engines: signs of life, figures, and who gives samples to whom."""
+        while True:
+            await asyncio.sleep(LOOK_S)
+            await asyncio.gather(*(self._look(state) for state in list(self.states.values())))
+            for source, to in pairs(self.loads()):
+                if source in self.states and to in self.states and not self.states[source].draining:
+                    small = sorted(self._on(self.states[source].link), key=lambda each: len(each.request.tokens))
+                    for voyage in small[:1]:
+                        await self.move(voyage, self.states[to].link)
+
+    async def _look(self, state: EngineState) -> None:
+        try:
+            state.snapshot = await asyncio.wait_for(state.link.snapshot(), ANSWER_S)
+        except (EngineGoneError, TimeoutError) as error:
+            self.lost(state.link, EngineGoneError(str(error) or "no sign of life"))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """All engines together."""
+        return together([Snapshot(0, 0, 0, 0, 0, self._past), *(state.snapshot for state in self.states.values())])
+
+    async def close(self) -> None:
+        """End all."""
+        self._closed = True
+        for task in (*self._tasks, *self.voyages.tasks):
+            task.cancel()
+        for state in self.states.values():
+            state.link.kill()
+        self.states.clear()
+
+
+def together(snapshots: Iterable[Snapshot]) -> Snapshot:
+    """Sums; `why` is nobody's."""
+    running = waiting = blocks = used = cached = 0
+    totals = Totals()
+    for each in snapshots:
+        running, waiting = running + each.running, waiting + each.waiting
+        blocks, used, cached = blocks + each.blocks, used + each.used, cached + each.cached
+        mine = each.totals
+        totals.prompt += mine.prompt
+        totals.cached += mine.cached
+        totals.preemptions += mine.preemptions
+        totals.saved_s += mine.saved_s
+        totals.busy_s += mine.busy_s
+        for name, count in mine.drafter_errors.items():
+            totals.failed(name, count)
+        for name, stats in mine.drafters.items():
+            sum_ = totals.drafters.setdefault(name, type(stats)())
+            sum_.count(stats.offered, stats.kept)
+            sum_.passes += stats.passes
+            sum_.generated += stats.generated
+    return Snapshot(running, waiting, max(1, blocks), used, cached, totals)
