@@ -1,5 +1,4 @@
-"""`AsyncLLM`: the same verbs for asyncio. One thread owns the engine; calls reach it through an inbox, so offline
-is online with another mailbox."""
+"""`AsyncLLM`: the same verbs for asyncio. One thread owns the engine; calls reach it through an inbox."""
 
 import asyncio
 import atexit
@@ -497,5 +496,5 @@ def _close_all() -> None:
     for each in list(_open):
         try:
             each.close(EXIT_S)
-        except Exception:  # it was not built to the end, or is dead
+        except Exception:
             log.debug("An engine could not be closed at the end of the process.", exc_info=True)

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 
 from paceline.cluster.control.controller import rehearse
+from paceline.cluster.control.pace import RehearsalStopped, SparePace
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.log import Event, WorkflowRecorder, jobs, read, replay, write
 from paceline.cluster.workflow.policies import DISPATCHER_NAMES, DispatcherSetup, policy
 from paceline.cluster.workflow.predict import SecondsTable
 from paceline.cluster.workflow.simulate import Fault
 from paceline.cluster.workflow.text2sql import base, questions
-from paceline.cluster.workflow.tune import GRID, RehearsalStopped, SparePace, Tuner, best
+from paceline.cluster.workflow.tune import GRID, Tuner, best
 from paceline.core.errors import InputError
 from tests.cluster.workflow.scenes import play, setup
 

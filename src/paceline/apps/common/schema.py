@@ -19,7 +19,7 @@ BOUNDS: dict[str, Callable[[Any, Any], bool]] = {
     "pattern": lambda value, bound: re.search(bound, value) is not None,
 }
 SIZED = {"minimum": (int, float), "maximum": (int, float), "minItems": (list,), "maxItems": (list,)}
-KEYWORDS = {
+SCHEMA_KEYS = {
     "type",
     "enum",
     "const",
@@ -35,7 +35,7 @@ KEYWORDS = {
 
 def problem(value: Any, schema: Mapping[str, Any], where: str = "the answer") -> str | None:
     """What is wrong with a value, in words; None where it fits. Raises ValueError for a schema with other words."""
-    if unknown := set(schema) - KEYWORDS:
+    if unknown := set(schema) - SCHEMA_KEYS:
         raise ValueError(f"This check does not know the schema's word {sorted(unknown)[0]!r}.")
     if "anyOf" in schema:
         found = [problem(value, each, where) for each in schema["anyOf"]]

@@ -11,12 +11,13 @@ from time import monotonic
 from typing import Any
 
 from paceline.cluster.control.engines import EngineLost, RemoteEngine, Reply, StreamingEngine
+from paceline.cluster.control.pace import SparePace
 from paceline.cluster.workflow.dispatch import Dispatcher, Start
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.models import Predicted
 from paceline.cluster.workflow.simulate import SimulatedJob, SimulatedRun, Simulation
 from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
-from paceline.cluster.workflow.tune import SparePace, Tuner, best
+from paceline.cluster.workflow.tune import Tuner, best
 
 log = logging.getLogger("paceline")
 ENGINE_RETRY_S, LAST_ENGINE_RETRY_S = 0.5, 30.0

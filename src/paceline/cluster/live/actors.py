@@ -10,7 +10,7 @@ from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening
 from paceline.core.errors import InputError
 from paceline.engine.totals import Snapshot
 
-AT_ONCE = 4096
+CALLS_AT_ONCE = 4096
 """Calls that an actor answers at once: one for each sample that is followed."""
 
 
@@ -40,7 +40,7 @@ class ActorLink:
         ray = ray_module()
         self.name = name
         remote = ray.remote(
-            num_cpus=cpus, max_restarts=0, max_task_retries=0, max_concurrency=AT_ONCE,
+            num_cpus=cpus, max_restarts=0, max_task_retries=0, max_concurrency=CALLS_AT_ONCE,
             runtime_env={"env_vars": environment},
         )(EngineHost)  # fmt: skip
         self._error = ray.exceptions.RayError

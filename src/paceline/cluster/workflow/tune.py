@@ -1,10 +1,8 @@
 """Alpha of HexGen, tuned in the background: the last workflows, simulated with the policy's own code for each value."""
 
-import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from time import thread_time
 
 from paceline.cluster.workflow.hexgen import HexGen
 from paceline.cluster.workflow.log import Event, jobs
@@ -13,32 +11,6 @@ from paceline.cluster.workflow.simulate import SimulatedJob, SimulatedRun
 GRID = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5)
 Try = Callable[[float, Sequence[SimulatedJob]], SimulatedRun]
 """Simulates jobs under an alpha."""
-REHEARSAL_REST, REHEARSAL_SLICE_S = 9.0, 0.002
-"""Rests of a rehearsal, as a multiple of what it computes, and CPU seconds between two of them: it takes a tenth of a
-core from the calls, and holds the interpreter for a moment only."""
-
-
-class RehearsalStopped(Exception):
-    """Nobody wants the rehearsal's result any more."""
-
-
-class SparePace:
-    """Slows a thread of computation down to a share of its core: to be called often. `stop` makes the next call raise
-    RehearsalStopped."""
-
-    def __init__(self) -> None:
-        self._stop = threading.Event()
-        self._last: float | None = None
-
-    def __call__(self, now: float = 0.0) -> None:
-        spent = thread_time() - (thread_time() if self._last is None else self._last)
-        if self._last is None or spent >= REHEARSAL_SLICE_S:
-            if self._stop.wait(REHEARSAL_REST * spent):
-                raise RehearsalStopped
-            self._last = thread_time()
-
-    def stop(self) -> None:
-        self._stop.set()
 
 
 def best(attempt: Try, work: Sequence[SimulatedJob], grid: Sequence[float] = GRID) -> float:
