@@ -1,4 +1,4 @@
-"""Pace of a computation beside calls, in a thread of the same process."""
+"""Pace of a computation next to calls, in a thread of the same process."""
 
 import threading
 from time import thread_time
