@@ -19,6 +19,8 @@ NO_LINK_S = 60.0
 """How long requests wait while no engine takes any."""
 ANSWER_S = 30.0
 """Time for an engine's sign of life; then it counts as dead."""
+START_S = 900.0
+"""Time for an engine to load its model."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
 FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0
@@ -65,11 +67,15 @@ class Engines:
         self._number += 1
         link = self.make(f"engine-{self._number}")
         try:
-            facts, snapshot = await link.facts(), await link.snapshot()
+            async with asyncio.timeout(START_S):
+                facts, snapshot = await link.facts(), await link.snapshot()
             first = self.facts if hasattr(self, "facts") else facts
             if facts.origin != first.origin or (facts.block_size, facts.max_len) != (first.block_size, first.max_len):
                 raise InputError(f"{link.name} has another model than the engines before it.")
             self.facts = first
+        except TimeoutError:
+            link.kill()
+            raise EngineGoneError(f"{link.name} was not ready within {START_S:.0f} s") from None
         except BaseException:
             link.kill()
             raise
