@@ -15,7 +15,7 @@ from paceline.engine.options import Options  # noqa: E402
 from tests.cluster.live.test_live import heard  # noqa: E402
 
 pytestmark = pytest.mark.full
-OPTIONS: dict[str, Any] = {"dtype": "float32", "blocks": 300, "drafter": "ngram"}
+OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "drafter": "ngram"}
 ASKED = SamplingParams(temperature=0.8, seed=3, max_tokens=300, ignore_eos=True)
 
 

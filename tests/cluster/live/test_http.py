@@ -16,7 +16,7 @@ from paceline.serve.app import create_app
 from paceline.serve.settings import Settings
 from tests.cluster.live.links import DirectLink
 
-OPTIONS: dict[str, Any] = {"dtype": "float32", "blocks": 300, "drafter": "ngram"}
+OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "drafter": "ngram"}
 SETTINGS = Settings(served_model_name=("demo",))
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
 BODIES = [

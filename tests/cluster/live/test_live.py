@@ -16,7 +16,7 @@ from paceline.engine.async_llm import Subscription
 from paceline.engine.options import Options
 from tests.cluster.live.links import DirectLink
 
-OPTIONS: dict[str, Any] = {"dtype": "float32", "blocks": 300, "check": True, "drafter": "ngram"}
+OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "check": True, "drafter": "ngram"}
 ASKED = "Tom has 3 apples and Mary has 5. Tom has 3 apples and Mary has 5."
 KINDS = [
     SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
