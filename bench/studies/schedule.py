@@ -333,9 +333,9 @@ def grouping(study: Study) -> dict[str, Any]:
     want, _, _ = texts(engine.config.max_requests, None)
     rows, out = [], dict[str, Any]()
     for window in (args.batch + 1, 2 * args.batch, 4 * args.batch, 8 * args.batch, 16 * args.batch):
-        window = min(window, engine.config.max_requests)
-        _, _, free = texts(window, None)
-        got, when, speed = texts(window, args.batch)
+        most = min(window, engine.config.max_requests)
+        _, _, free = texts(most, None)
+        got, when, speed = texts(most, args.batch)
         same = sum(a == b for a, b in zip(want, got)) / len(want)
         out[str(window)] = {"rate": when.rate, "grouped": when.grouped, "fallback": when.fallback,
                             "levelled": when.levelled, "equal": same, "speed": speed / free}  # fmt: skip

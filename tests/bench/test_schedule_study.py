@@ -46,4 +46,4 @@ def test_groups_give_the_same_texts(
     study.main()
     rows = [line.split("|") for line in capsys.readouterr().out.splitlines() if line.startswith("| ")][2:]
     assert [row[1].strip() for row in rows] == ["3", "4", "8", "16", "32"]
-    assert {row[5].strip() for row in rows} == {"100%"}
+    assert {row[6].strip() for row in rows} == {"100%"}

@@ -23,6 +23,7 @@ class Stand:
 
     length: int
     blocks: int
+    layer: int = 0
 
 
 SIZE = 4

@@ -8,7 +8,6 @@ Its weights are the tensors `mtp.*` of the target's own checkpoint, so an engine
 can also lie in a directory of its own: those tensors, and the model's config.json with `speculators_model_type` `mtp`.
 """
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,7 @@ from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles
 from paceline.model.blocks import Block, FeedForward, Norm, SelfAttention
-from paceline.model.checkpoint import Tensors, open_tensors, read_config
+from paceline.model.checkpoint import Tensors, open_tensors, read_config, read_json
 from paceline.model.families import FAMILIES, text_config
 from paceline.model.family import MTP_PREFIX
 from paceline.model.footprint import Footprint
@@ -52,7 +51,7 @@ def holds_head(path: Path) -> bool:
     """Does the checkpoint of a model hold such a layer that is served?"""
     if path.suffix == ".gguf" or not (path / CONFIG).is_file():
         return False
-    config = text_config(json.loads((path / CONFIG).read_text(encoding="utf-8")))
+    config = text_config(read_json(path / CONFIG))
     family = FAMILIES.get(str(config.get("model_type")))
     if family is None or not family.mtp:
         return False

@@ -11,7 +11,6 @@ the weights: `medusa_lm_head.pt` or `hydra_lm_head.pt`, or the same as safetenso
 
 import json
 import re
-import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,8 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.draft.companion import CONFIG, WEIGHTS
+from paceline.model.checkpoint import open_tensors
+from paceline.model.opened import once
 
 PICKLED = "pytorch_model.bin"
 """Weights of a head that has no safetensors; nothing of the file is executed."""
@@ -81,24 +82,19 @@ def first_eagle(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
         return dict(config)
     if not any((path / f"{name}{end}").is_file() for name in (WEIGHTS, PICKLED) for end in ("", ".index.json")):
         return dict(config)
-    names = {name.removeprefix("model.") for file in files_of(path) for name in names_of(file)}
+    names = {name.removeprefix("model.") for name in names_of(path)}
     if "fc.weight" not in names or "layers.0.self_attn.q_proj.weight" not in names or "midlayer" in str(names):
         return dict(config)
     inner = {key: value for key, value in inner.items() if key not in ("model", "truncated_vocab_size")}
     return {**inner, "speculators_model_type": "eagle3", "fused": "layers.0.hidden_norm.weight" in names}
 
 
-def names_of(file: Path) -> list[str]:
-    """Names of the weights in a file. Raises CheckpointError."""
-    from safetensors import safe_open
-
-    try:
-        if file.suffix == ".safetensors":
-            with safe_open(file, "pt") as opened:
-                return [*opened.keys()]
-        return [*torch.load(file, "cpu", weights_only=True, mmap=zipfile.is_zipfile(file))]
-    except Exception as error:  # a damaged file raises what it likes
-        raise CheckpointError(f"{file} cannot be read ({error}); restore it from its source.") from None
+def names_of(path: Path) -> list[str]:
+    """Names of a head's weights. Raises CheckpointError."""
+    files = files_of(path)
+    if files[0].suffix == ".safetensors":
+        return [*open_tensors(path).place]
+    return [name for file in files for name in once(file, lambda file=file: [*read(file)])]  # type: ignore[misc]
 
 
 def read(file: Path) -> dict[str, Tensor]:

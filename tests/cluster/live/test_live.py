@@ -210,7 +210,7 @@ async def test_what_ends_each_engine_is_given_up(cluster: ClusterLLM, monkeypatc
 
 
 async def test_another_model_does_not_join(cluster: ClusterLLM) -> None:
-    cluster.engines.make = lambda name: DirectLink(name, {**OPTIONS, "dtype": "bfloat16"})
+    cluster.engines.make = lambda name: DirectLink(name, {**OPTIONS, "dtype": "float32"})
     with pytest.raises(InputError, match="another model"):
         await cluster.engines.scale(3)
 
