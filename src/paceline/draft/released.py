@@ -12,6 +12,7 @@ the weights: `medusa_lm_head.pt` or `hydra_lm_head.pt`, or the same as safetenso
 import json
 import re
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,7 @@ def names_of(path: Path) -> list[str]:
     files = files_of(path)
     if files[0].suffix == ".safetensors":
         return [*open_tensors(path).place]
-    return [name for file in files for name in once(file, lambda file=file: [*read(file)])]  # type: ignore[misc]
+    return [name for file in files for name in once(file, partial(read, file))]
 
 
 def read(file: Path) -> dict[str, Tensor]:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -93,7 +94,7 @@ class Voyages:
             for number, packed in zip(word.ids, word.packed, strict=True):
                 self._next += 1
                 request = mirrored(packed, self.engines.facts.origin, self._next)
-                made.append(Voyage(request, lambda request=request: tell(request), link, number, key))  # type: ignore[misc]
+                made.append(Voyage(request, partial(tell, request), link, number, key))
             self.going.update(made)
             self._start(self._follow(link, stream, made))
             return made
