@@ -63,7 +63,7 @@ class Desk:
             config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states,
             lagging=lagging, identity=identity,
         )  # fmt: skip
-        planner = Planner(table.decide, config.row_budget, taps=table.taps, further=table.further)
+        planner = Planner(table.decide, config.row_budget, table.taps, config.draft_rows, table.further)
         schedule = policies.policy(
             config.schedule,
             config.order,

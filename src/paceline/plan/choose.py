@@ -247,9 +247,10 @@ class Goodput(LengthPolicy):
 
     # -- the choice ----------------------------------------------------------------------------------------------------
 
-    def best(self, requests: Sequence[Request], room: int, base: Work) -> tuple[Choice, float]:
-        """The choice of most goodput, and that goodput."""
-        points = {r.id: self._all(r, base) for r in requests}
+    def best(self, requests: Sequence[Request], room: int, base: Work, alike: bool = False) -> tuple[Choice, float]:
+        """The choice of most goodput, and that goodput. `alike`: all requests are like the first."""
+        same = self._all(requests[0], base) if alike else {}
+        points = {r.id: same if alike else self._all(r, base) for r in requests}
         return best(points, room, self._price(requests, base))
 
     def _price(self, requests: Sequence[Request], base: Work) -> Price:

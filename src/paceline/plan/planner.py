@@ -41,6 +41,8 @@ class Planner:
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
     taps: Callable[[Request], tuple[str, ...]] = no_taps
     """Hidden states of the target that somebody reads of a request's rows."""
+    draft_rows: int | None = None
+    """Most drafted nodes of a step; None: as many as it has rows."""
     further: Callable[[Share], int] = alone
     """Rows for what a share's drafter drafts while the pass runs."""
 
@@ -65,7 +67,9 @@ class Planner:
         base = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
         if others := left - free - sum(given[r.id] for r in ending) + sum(r.held for r in inside):
             base = replace(base, rows=base.rows + others)
-        decision = self.decide([*decoding, *ending], left - min(PROMPT_RESERVE_ROWS, filling), base)
+        nodes = left - min(PROMPT_RESERVE_ROWS, filling)
+        nodes = nodes if self.draft_rows is None else min(nodes, self.draft_rows)
+        decision = self.decide([*decoding, *ending], nodes, base)
         shares = dict(decision.shares)
         left -= sum(shares[r.id].nodes for r in decoding)
         for request in prompts:
