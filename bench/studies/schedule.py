@@ -37,7 +37,7 @@ from paceline.bench.busy import CpuWatch
 from paceline.bench.prompts import read_prompts
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
-from paceline.schedule import exspec, policies
+from paceline.schedule import policies
 from paceline.schedule.chunked import Chunked
 from paceline.schedule.orders import fcfs
 
@@ -322,8 +322,8 @@ def grouping(study: Study) -> dict[str, Any]:
 
     def texts(window: int, batch: int | None) -> tuple[list[list[int]], Any, float]:
         engine.desk.max_requests, began = window, time.perf_counter()
-        shape = exspec.shape(engine.table.defaults)
-        when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, shape=shape)
+        expects = engine.table.policy.expects
+        when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, expects=expects)
         engine.desk.schedule = when
         requests = [study.submit(*job) for job in jobs]
         study.finish()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline")
 TOKENIZER = 12
 """Most bytes that a tokenizer takes for each of its file."""
-ROW = 0.02
+PRIOR_ROW = 0.02
 """What a row more costs, in passes of one row, where a packing does not say."""
 STATE_BYTES_PER_TOKEN = 64 << 10
 """Bytes of the states that lie with blocks, for each of their tokens, at most: about what keys and values take in a
@@ -57,7 +57,7 @@ def planner_of(options: Options, path: Path, draft: Path | None = None, kind: st
         row = packing_of(path, spec, options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype).row
         small = next((it.draft.weights for it in models.values() if it.draft is not None), 0)
         weights = next(iter(models.values())).target.weights
-        times = times_by_size(weights, small, facts, row or ROW)
+        times = times_by_size(weights, small, facts, row or PRIOR_ROW)
     else:  # the others were not timed here: nothing can be said of them
         facts = {arm: it for arm, it in facts.items() if arm in times.drafts}
     speeds = SpeedModel(times, facts, learned.recall(options), EngineConfig.patience_of(options))

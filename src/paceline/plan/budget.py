@@ -170,9 +170,10 @@ class BudgetPlanner:
                 f"{need:,} bytes."
             )
         plans = [*self.plans(budget, rows, requests, blocks)]
-        plan = first(plans)
+        usual = sum(self.speeds.text)
+        plan = first(plans, usual)
         others = [other for other in plans if other.kind != plan.kind]
-        return BudgetChoice(plan, first(others) if others else None)
+        return BudgetChoice(plan, first(others, usual) if others else None)
 
     def plans(self, budget: int, rows: int, requests: int, blocks: int | None = None) -> Iterator[BudgetPlan]:
         """All that fit: of what the weights leave, rows and drafts get up to half, the K/V cache the rest, no more than
@@ -199,10 +200,9 @@ class BudgetPlanner:
                     yield BudgetPlan(shape, draft, slots, tuple(map(speed, loads)))
 
 
-def first(plans: Sequence[BudgetPlan]) -> BudgetPlan:
-    """The best: one that holds a usual text, of most throughput; of those within `MARGIN` of it, the one that leaves
-    most open."""
-    usual = sum(USUAL_TEXT)
+def first(plans: Sequence[BudgetPlan], usual: int) -> BudgetPlan:
+    """The best: one that holds a text of `usual` tokens, of most throughput; of those within `MARGIN` of it, the one
+    that leaves most open."""
     held = max(min(plan.slots, usual) for plan in plans)
     plans = [plan for plan in plans if min(plan.slots, usual) == held]
     most = max(plan.score for plan in plans)

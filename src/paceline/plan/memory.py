@@ -4,7 +4,7 @@ After SpecMemo (arXiv 2506.01986). With T rows a pass, of which D are drafted, B
 
     weights   W_target + W_draft                                       as they are packed
     K/V       N * (kv_target + kv_draft) + N * block_size * TEXT       tree slots included: nodes live in blocks
-    logits    4 V * max(JUDGED * T + Q * D, (DRAWN or without a draft model TABLES) * D) + CHUNK
+    logits    4 V * max(JUDGED * min(T, B + D + TOLD_ROWS) + Q * D, (DRAWN or without a draft model TABLES) * D) + CHUNK
     scratch   max(pass of the target over T rows, pass of the draft over T + D)
     rest      HOST, tokenizers, drafters' memories
 
@@ -15,6 +15,7 @@ What a rule that looks at q keeps of a draft, a float64 row of V numbers a node,
 
 from dataclasses import dataclass, replace
 
+from paceline.core.plan import TOLD_ROWS
 from paceline.model.footprint import Footprint
 
 JUDGED = 5
@@ -72,8 +73,9 @@ class MemoryModel:
         slots = shape.blocks * self.block_size
         length = min(self.max_len, slots)
         drafted = shape.drafted
-        wide = max(JUDGED * shape.rows + Q * drafted, (DRAWN if self.draft else TABLES) * drafted)
-        chunk = min(shape.rows * self.target.vocab, max(NUMBERS, self.target.vocab))
+        judged = min(shape.rows, shape.requests + drafted + TOLD_ROWS)
+        wide = max(JUDGED * judged + Q * drafted, (DRAWN if self.draft else TABLES) * drafted)
+        chunk = min(judged * self.target.vocab, max(NUMBERS, self.target.vocab))
         scratch = self.target.scratch(shape.rows, shape.requests, length)
         if self.draft is not None:
             scratch = max(scratch, self.draft.scratch(shape.rows + drafted, shape.requests, length))

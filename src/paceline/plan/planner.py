@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import PROMPT_RESERVE_ROWS, Item, Plan, Work
+from paceline.core.plan import PROMPT_RESERVE_ROWS, TOLD_ROWS, Item, Plan, Work
 from paceline.core.request import Request
 from paceline.plan import NONE, Share, StepDecision
 
@@ -58,9 +58,12 @@ class Planner:
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
         given = {r.id: 1 for r in decoding} | {r.id: r.held for r in inside}
-        ending, free = [], left
+        ending, free, told = [], left, TOLD_ROWS
         for request in prompts:  # those whose prompts end in this step if nobody drafts
             given[request.id] = min(request.ready, free)
+            if request.params.prompt_logprobs is not None:
+                given[request.id] = min(given[request.id], told)
+                told -= given[request.id]
             free -= given[request.id]
             if given[request.id] == request.pending and request.closing is None:
                 ending.append(request)
@@ -73,7 +76,8 @@ class Planner:
         shares = dict(decision.shares)
         left -= sum(shares[r.id].nodes for r in decoding)
         for request in prompts:
-            given[request.id] = min(request.ready, left)
+            scored = request.params.prompt_logprobs is not None
+            given[request.id] = min(given[request.id] if scored else request.ready, left)
             left -= given[request.id]
         for request in ending:
             fits = given[request.id] == request.pending and shares[request.id].nodes <= left
