@@ -32,9 +32,8 @@ from paceline.plan.budget import BudgetPlanner, SpeedModel
 from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 SHARES = (0.34, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.2)
-ROWS = (1, 8, 32, 128, 512)
-DRAFTED = (0, 4, 16, 64, 511)
-ROUNDS_SHOWN = 3
+ROWS = (1, 8, 64, 512)
+DRAFTED = (0, 8, 32, 511)
 Setting = tuple[bool, int, int, int]
 """Draft model kept, rows of a pass, drafted rows, requests at once."""
 
@@ -104,7 +103,7 @@ def grid(rows: int, requests: int) -> Iterator[Setting]:
     for draft in (True, False):
         for most in (each for each in ROWS if each <= rows):
             for drafted in sorted({min(each, most - 1) for each in DRAFTED}):
-                for together in sorted({1, min(2, most), min(requests, most)}):
+                for together in sorted({1, min(requests, most)}):
                     yield draft, most, drafted, together
 
 
@@ -116,7 +115,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=4)
     parser.add_argument("--rows", type=int, default=512)
     parser.add_argument("--max-tokens", type=int, default=48)
-    parser.add_argument("--rounds", type=int, default=ROUNDS_SHOWN)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--grid-rounds", type=int, default=1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
