@@ -82,7 +82,7 @@ def drafters(options: Options, name: str, have: set[str]) -> dict[str, DrafterFa
 
 def prices(options: Options) -> Path:
     """Where step times of this pair of models are kept for the next start, whatever its budget."""
-    return learned.place(options, "prices")
+    return learned.place(options, f"prices-{calibrate.VERSION}")
 
 
 def chosen(options: Options, path: Path, draft: Path | None, kind: str = DRAFT) -> BudgetChoice:
