@@ -574,8 +574,10 @@ def test_mutant_dies_by_text(
         fixed_cases(feature, drafter)
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("feature", "drafter"), sorted({(f, d) for _, f, d in TEXT}))
 def test_without_a_mutant_the_same_cases_pass(feature: str, drafter: str) -> None:
+    """By default the cells of the matrix show it."""
     fixed_cases(feature, drafter)
 
 
