@@ -309,7 +309,7 @@ def test_a_draft_that_ignores_the_grammar_keeps_the_law(monkeypatch: MonkeyPatch
 
 def test_shared_noise_dies_in_law(monkeypatch: MonkeyPatch) -> None:
     """Its bias is small (total variation 0.06 on this toy), so it is looked for in the first token alone."""
-    assert worst_p("model", "chain", "temperature", range(1), 8000, length=1) > 1e-4
+    assert worst_p("model", "chain", "temperature", range(1), 3000, length=1) > 1e-4
     shared_noise_under_chain(monkeypatch)
     assert p_of_a_mutant("model", "chain", "temperature", 8000, length=1) < 1e-6
 
