@@ -16,6 +16,7 @@ from tests.oracle.cases import BLOCK, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import FAMILIES, MORE
 
+SLIDING = ["sliding_attention", "sliding_attention", "full_attention"]
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 CASES = {name: Case(name) for name in MORE} | {
     "exaone4-full": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
@@ -36,10 +37,35 @@ CASES = {name: Case(name) for name in MORE} | {
     ),
     "qwen3_5-biases": Case("qwen3_5_text", {"attention_bias": True, "linear_num_value_heads": 6}),
     "qwen3_next-dense": Case("qwen3_next", {"mlp_only_layers": [1]}),
+    "deepseek_v2-greedy": Case("deepseek_v2", {"topk_method": "greedy", "attention_bias": False, "q_lora_rank": 24}),
+    "deepseek_v3-apart": Case("deepseek_v3", {"rope_interleave": False, "attention_bias": True, "q_lora_rank": None}),
+    "gemma4-mixture": Case(
+        "gemma4_text",
+        {
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "layer_types": SLIDING,
+            "attention_k_eq_v": False,
+        },
+    ),
+    "gemma4-shared": Case(
+        "gemma4_text",
+        {
+            "layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4_text": Case("gemma4_text", {"layer_types": SLIDING}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-NATIVE = [name for name in MORE if not name.startswith(RECURRENT)]
+VARIED = ("deepseek", "glm4_moe_lite", "gemma4")
+NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
 def test_every_family_has_a_case() -> None:

@@ -64,7 +64,7 @@ def load_model(
     let_go(path)
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped, identity=name)
-    make = Fused if spec.sinks else quickest(target, packing.dtype)
+    make = Fused if spec.sinks or not spec.uniform else quickest(target, packing.dtype)
     return Decoder(spec, weights, packing, make if fast else Reference, identity=name)
 
 
@@ -130,7 +130,7 @@ def fresh(
     loader = Loader(spec, names, tensors, packing, device, vocabulary, keep, held)
     weights = loader.weights()
     left = (name for name in tensors.leftover() if not tensors.says_nothing(name))
-    if unknown := sorted(name for name in left if not loader.elsewhere(name)):
+    if unknown := sorted(name for name in left if not (loader.elsewhere(name) or loader.unread(name))):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
