@@ -12,7 +12,7 @@ from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
 from paceline.native.build import library
-from tests.oracle.cases import BLOCK, Case, Oracle, load, text, write
+from tests.oracle.cases import BLOCK, BLOCKS, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import FAMILIES, MORE
 
@@ -110,8 +110,6 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         load_model(path)
     if library() is not None:
         path = write(tmp_path / "b", Case("lfm2"))
-        with pytest.raises(RefusalError, match="lfm2 yet; leave quantize out"):
-            load_model(path, quantize="int8")
         with pytest.raises(RefusalError, match="lfm2 yet; leave kv_dtype out"):
             load_model(path, kv_dtype="int8")
 
@@ -148,3 +146,23 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
     save_file(packed | {name: packed[name][..., :8].contiguous()}, path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="blocks of 32 numbers in 16 bytes"):
         load(path, Case("gpt_oss"))
+
+
+LOOSE = [name for name in MORE if name not in NATIVE]
+
+
+@pytest.mark.skipif(library() is None, reason="8 and 4 bits are the library's")
+@pytest.mark.parametrize("name", LOOSE)
+def test_in_bits(name: str, tmp_path: Path) -> None:
+    """Layers that are PyTorch's in 8 and 4 bits: the same rows, and less to read."""
+    path, tokens = write(tmp_path, CASES[name]), text(1)
+    exact, sizes = Oracle(path).logits(tokens), []
+    for bits, near in ((8, 0.95), (4, 0.6)):
+        decoder = load_model(path, quantize=f"int{bits}", cache=False)
+        decoder.allocate(BLOCKS, BLOCK)
+        sizes.append(decoder.weight_bytes)
+        whole = feed(decoder, tokens, range(10), BLOCK, [])
+        assert torch.nn.functional.cosine_similarity(whole, exact, dim=1).median() > near
+        apart = feed(decoder, tokens, range(10), BLOCK, [5, 6, 30])
+        assert torch.nn.functional.cosine_similarity(whole, apart, dim=1).median() > 0.999
+    assert sizes[1] < 0.8 * sizes[0]

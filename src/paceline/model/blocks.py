@@ -47,12 +47,12 @@ class SelfAttention:
     sinks: Tensor | None = None
     """[heads], see `ModelSpec.sinks`."""
     value: Linear | None = None
-    """Matrix of the values alone, for the native decoder, where it is quantised in another way than q's and k's."""
+    """Matrix of the values alone, where it is quantised in another way than q's and k's."""
 
     def __call__(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         spec = self.spec
         turned = spec.heads + spec.kv_heads
-        projected, gate = self.qkv(x), None
+        projected, gate = self.projected(x), None
         if spec.gated_attention:
             sizes = [(turned + spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim]
             projected, gate = projected.split_with_sizes(sizes, -1)
@@ -64,6 +64,14 @@ class SelfAttention:
         kv = qkv.narrow(1, spec.heads, 2 * spec.kv_heads).view(len(x), 2, spec.kv_heads, spec.head_dim)
         mixed = attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv)
         return self.out(mixed if gate is None else mixed * gate.sigmoid())
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Queries, keys, values and gates."""
+        made = self.qkv(x)
+        if self.value is None:
+            return made
+        first = (self.spec.heads + self.spec.kv_heads) * self.spec.head_dim
+        return torch.cat((made[:, :first], self.value(x), made[:, first:]), -1)
 
 
 Attending = SelfAttention | VariedAttention | LatentAttention
@@ -213,7 +221,7 @@ class Block:
         return self.mixer if isinstance(self.mixer, GatedConv | Recurrence) else None
 
     def attend(
-        self, x: Tensor, entry: Tensor | None, turn: Turn | None, attend: Attend, scan: Scan | None = None
+        self, x: Tensor, entry: Tensor | None, turn: Turn | None, attend: Attend | None, scan: Scan | None = None
     ) -> Tensor | None:
         """Add the mixer's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
         is one, not x. `turn`: of attention, `scan`: of a recurrent mixer. What the feed-forward part is to read, where
@@ -223,7 +231,7 @@ class Block:
         stream = x if entry is None else entry
         normed = stream if self.attention_norm is None else self.attention_norm(stream)
         if (attention := self.attention) is not None:
-            assert turn is not None
+            assert turn is not None and attend is not None
             y = attention(normed, turn, attend)
         if (recurrence := self.recurrence) is not None:
             assert scan is not None

@@ -18,7 +18,7 @@ from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.adapters import AdapterTable
-from paceline.model.blocks import Block, Mixture, SelfAttention
+from paceline.model.blocks import Block, SelfAttention
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.narrow import taken
@@ -187,8 +187,8 @@ class Decoder:
             self.adapters.rows.begin(rows)
         for told in self.before:
             told(rows)
-        for pool in self.pools:
-            pool.prepare(rows)
+        for each in self.pools:
+            each.prepare(rows)
         own = None if self.weights.tokens is None else self.weights.tokens(rows.token, self.embed(rows.token))
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]
@@ -200,7 +200,7 @@ class Decoder:
                     taps[f"input:{index}"] = x.clone()
                 block, rotary, normed = self.weights.blocks[index], self.rotary_of[index], None
                 if (index, "attention") not in program.skip:
-                    pool = self.pools[self.pool_of[index]]
+                    pool = self.pools[self.pool_of[index]] if rotary >= 0 else None
                     normed = block.attend(x, entry, None if rotary < 0 else turns[rotary], pool, scan)
                 if (index, "ffn") not in program.skip:
                     block.feed(x, normed)
@@ -290,7 +290,7 @@ class Decoder:
     @property
     def expert_loads(self) -> int:
         """How often the weights of an expert of a mixture were read: once a pass for all rows that it has."""
-        return sum(block.ffn.loads for block in self.weights.blocks if isinstance(block.ffn, Mixture))
+        return sum(block.mixture.loads for block in self.weights.blocks if block.mixture is not None)
 
     def describe(self) -> str:
         words = "" if self.narrowed is None else f", {len(self.narrowed.words):,} tokens of a draft"

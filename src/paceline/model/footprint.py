@@ -97,7 +97,9 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
     each = [list(layer_matrices(spec, layer)) for layer in spec.layers]
     packed = sum(form.size(outputs, inputs) for matrices in each for outputs, inputs in matrices)
     layers = len(spec.layers)
-    norms = 4 * (8 * spec.hidden + 2 * widest_heads(spec))
+    norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
+    if not spec.uniform:
+        norms = 4 * (8 * spec.hidden + 2 * widest_heads(spec))
     of_tokens = spec.token_vocab * layers * spec.token_width * itemsize
     absorbed = sum(
         spec.heads * (it.head_dim + it.value_dim) * it.rank for it in spec.attentions if isinstance(it, Latent)

@@ -398,7 +398,7 @@ class Loader:
                 offset = scaled(offset, factors if of_bias is None else of_bias)
             if order is not None and offset is not None:
                 offset = order(offset)
-            if self.packing.groups is not None:
+            if self.packing.groups is not None and factors is None:
                 found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
                 for name, part in zip(names, found):
                     if part is not None:

@@ -351,4 +351,4 @@ def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = M
 
 def interleaved(spec: ModelSpec, weights: LoraWeights) -> bool:
     """Whether queries and keys of this adapter are in pairs: as the family's checkpoints, or as its own file says."""
-    return weights.interleaved or FAMILIES[spec.family].interleaved
+    return weights.interleaved or FAMILIES[spec.family].interleaved is True

@@ -45,7 +45,8 @@ def latent(config: Any, family: Family, trained_len: int, max_len: int) -> Laten
 
 def latent_scale(config: Any) -> float:
     """The factor of scores, which grows where a rotation is stretched (YaRN)."""
-    params, scale = config.rope_parameters, float(config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+    params = config.rope_parameters
+    scale = 1 / math.sqrt(config.qk_nope_head_dim + config.qk_rope_head_dim)
     every = params.get("mscale_all_dim", 0)
     if params.get("rope_type", "default") == "default" or not every or params["factor"] <= 1:
         return scale

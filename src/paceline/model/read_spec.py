@@ -1,5 +1,6 @@
 """A model's spec from a config that transformers parsed, by the data of its family."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -118,7 +119,7 @@ def score_scale(config: Any, family: Family, head_dim: int) -> float:
     if family.latent:
         return latent_scale(config)
     named = getattr(config, family.attention_scale, None) if family.attention_scale else None
-    return float(named or head_dim) ** -0.5
+    return 1 / math.sqrt(named or head_dim)
 
 
 def heads_of(config: Any) -> tuple[int, int, int]:
