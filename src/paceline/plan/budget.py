@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from math import exp, log
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from paceline.core.errors import CapacityError
@@ -207,7 +208,8 @@ def first(plans: Sequence[BudgetPlan], usual: int) -> BudgetPlan:
     plans = [plan for plan in plans if min(plan.slots, usual) == held]
     most = max(plan.score for plan in plans)
     near = [plan for plan in plans if plan.score * MARGIN >= most]
-    return max(near, key=lambda it: (it.draft, it.shape.requests, it.shape.drafted > 0, it.slots, it.shape.drafted))
+    most_open = attrgetter("draft", "shape.requests", "shape.rows", "slots", "shape.drafted")
+    return max(near, key=most_open)
 
 
 def shapes(rows: int, requests: int, whole: bool = False) -> Iterator[BudgetShape]:
