@@ -15,6 +15,7 @@ import orjson
 from paceline.core.errors import InputError
 from paceline.engine.text import Text
 from paceline.serve.errors import ApiError
+from paceline.serve.harmony import conversation, speaks
 from paceline.serve.protocol import Message, PriorToolCall, Tool
 from paceline.serve.syntax import Syntax, short_ids, syntax_of
 from paceline.serve.tokens import Tokens
@@ -135,6 +136,8 @@ async def render(
 
     def work() -> list[int]:
         plain_ = [plain(m, developer, syntax_of(source), short) for m in messages]
+        if speaks(source):
+            plain_ = conversation(plain_)
         rendered = text.render(without_tools(plain_, bare) if bare else plain_, **args)
         check_length(rendered, server.text_bound, "messages")
         return list(text.tokenizer.encode(rendered, add_special_tokens=False))
