@@ -20,6 +20,7 @@ from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
 from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
+from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import expert_part
@@ -117,7 +118,7 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         ) from None
     try:
         if FAMILIES[raw["model_type"]].varied:
-            config.allow_global_per_layer_attribute_access = True  # what differs is read by layer
+            config = by_layer(config)
         checks.check(config)
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from paceline.core.errors import CheckpointError
@@ -53,11 +54,20 @@ def latent_scale(config: Any) -> float:
     return float(scale * (0.1 * every * math.log(params["factor"]) + 1.0) ** 2)
 
 
+def by_layer(config: Any) -> SimpleNamespace:
+    """A config whose layers differ, with what differs as lists: transformers warns of each look at the model's own."""
+    given = config.to_dict().get("per_layer_config") or {}
+    every = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
+    own = {"own_head_dims": [it.head_dim for it in every], "own_kv_heads": [it.num_key_value_heads for it in every]}
+    more = {"model_type": config.model_type, "kv_sharing_modes": config.kv_sharing_modes, "given_by_layer": given}
+    return SimpleNamespace(**{**vars(config), **more, **own})
+
+
 def varied(config: Any, trained_len: int, max_len: int) -> list[Attention]:
     """The mixers of all layers, some of which read the keys and values of the last one of their kind that has its
     own."""
     made, last = list[Attention](), dict[str, int]()
-    for index, given in (config.to_dict().get("per_layer_config") or {}).items():
+    for index, given in config.given_by_layer.items():
         if unknown := {*given} - {*OWN_FIELDS}:
             raise CheckpointError(
                 f"config.json: per_layer_config gives layer {index} its own {', '.join(sorted(unknown))}; served are "
@@ -66,8 +76,7 @@ def varied(config: Any, trained_len: int, max_len: int) -> list[Attention]:
     for index, (kind, mode) in enumerate(zip(config.layer_types, config.kv_sharing_modes)):
         if kind not in ("sliding_attention", "full_attention"):
             raise CheckpointError(f"layers of type {kind} are not supported.")
-        own, slides = config.per_layer_config[index], kind == "sliding_attention"
-        width, groups = own.head_dim, own.num_key_value_heads
+        slides, width, groups = kind == "sliding_attention", config.own_head_dims[index], config.own_kv_heads[index]
         if min(width, groups) < 1 or width % 2 or config.num_attention_heads % groups:
             raise CheckpointError(
                 f"config.json: {groups} heads of keys of {width} numbers do not fit {config.num_attention_heads} heads."
