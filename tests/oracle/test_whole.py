@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
+from paceline.model.spec import Delta
 from tests.oracle.cases import BLOCK, Case, Oracle, load, text
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.oracle.test_rule import options
@@ -47,6 +48,8 @@ def test_every_node_of_a_large_tree(family: str, tmp_path: Path) -> None:
     path, stream = made(tmp_path, family), Random(len(family))
     decoder = load(path, Case(family))
     oracle, tokens = Oracle(path), text(4, 37)
+    delta = any(isinstance(it, Delta) for it in decoder.spec.recurrences)
+    near = 1e-3 if delta else 1e-4  # transformers solves the delta rule in chunks, in float32
     parents = [-1, *(stream.randrange(max(-1, node - 9), node) for node in range(1, NODES))]
     tree = [stream.randrange(96) for _ in range(NODES)]
     feed(decoder, tokens[:36], range(30), BLOCK, [])
@@ -58,4 +61,4 @@ def test_every_node_of_a_large_tree(family: str, tmp_path: Path) -> None:
         while node >= 0:
             way, node = [node, *way], parents[node]
         expected = oracle.logits([*tokens, *(tree[it] for it in way)])[len(tokens) :]
-        torch.testing.assert_close(found[way], expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(found[way], expected, rtol=near, atol=near)

@@ -142,5 +142,5 @@ def test_forms_that_are_wanted_have_a_message_of_their_own(engine: AsyncLLM, cli
     plain = client.chat.completions.create(**ask)
     assert whole.choices[0].message.content == "12"
     assert whole.usage is not None and plain.usage is not None
-    opening = len(encode(engine, harmony.FINAL))
+    opening = len(encode(engine, harmony.FINAL_HEAD))
     assert whole.usage.prompt_tokens == plain.usage.prompt_tokens + opening

@@ -13,7 +13,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model import checks, gguf, pages
 from paceline.model.catalogue import CATALOGUE
-from paceline.model.families import FAMILIES, family_of, text_config
+from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX, Names
 from paceline.model.groups import Groups
 from paceline.model.memo import remembered
@@ -22,6 +22,7 @@ from paceline.model.pull import pull
 from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
 from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
+from paceline.model.recognise import family_of, text_config
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import expert_part
 

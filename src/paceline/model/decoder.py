@@ -331,7 +331,7 @@ def unpacked(packed: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
 
 
 def check_bytes(packed: bytes, need: int) -> None:
-    """InputError unless packed K/V has so many bytes."""
+    """InputError unless packed K/V has `need` bytes."""
     if len(packed) != need:
         raise InputError(f"The packed K/V has {len(packed)} bytes, but {need} are expected: it is another model's.")
 

@@ -1,4 +1,4 @@
-"""Loader of the parts that few families have: attending.py, per_token.py, a dense part beside a mixture."""
+"""Loader of the parts that few families have: attending.py, per_token.py, a dense part next to a mixture."""
 
 import math
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.model.loader import Loader
 
 LATENT_EPS = 1e-6
-"""Of the norms of latent vectors, whatever the config says of the others."""
+"""Epsilon of the norms of latent vectors, whatever the config says of the others."""
 
 
 class PartLoader:

@@ -13,7 +13,7 @@ from paceline.model.spec import Attention, Dense, Experts, Latent
 
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MAX_LATENT_SIZE = 1 << 16
-OWN_FIELDS = ("head_dim", "num_key_value_heads")
+VARIED_FIELDS = ("head_dim", "num_key_value_heads")
 """What a layer of Gemma 4 may have otherwise than the model."""
 
 
@@ -56,6 +56,8 @@ def latent_scale(config: Any) -> float:
 
 def by_layer(config: Any) -> SimpleNamespace:
     """A config whose layers differ, with what differs as lists: transformers warns of each look at the model's own."""
+    if isinstance(config, SimpleNamespace):
+        return config
     given = config.to_dict().get("per_layer_config") or {}
     every = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
     own = {"own_head_dims": [it.head_dim for it in every], "own_kv_heads": [it.num_key_value_heads for it in every]}
@@ -68,10 +70,10 @@ def varied(config: Any, trained_len: int, max_len: int) -> list[Attention]:
     own."""
     made, last = list[Attention](), dict[str, int]()
     for index, given in config.given_by_layer.items():
-        if unknown := {*given} - {*OWN_FIELDS}:
+        if unknown := {*given} - {*VARIED_FIELDS}:
             raise CheckpointError(
                 f"config.json: per_layer_config gives layer {index} its own {', '.join(sorted(unknown))}; served are "
-                f"{' and '.join(OWN_FIELDS)}."
+                f"{' and '.join(VARIED_FIELDS)}."
             )
     for index, (kind, mode) in enumerate(zip(config.layer_types, config.kv_sharing_modes)):
         if kind not in ("sliding_attention", "full_attention"):
