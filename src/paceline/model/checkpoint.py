@@ -110,7 +110,7 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
     from transformers import CONFIG_MAPPING
 
     try:
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(raw))
+        config: Any = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(raw))
     except Exception as error:  # validation raises many types, none of them ours to tell apart
         reason = " ".join(str(error).split())
         raise CheckpointError(
