@@ -172,9 +172,9 @@ class Options(StepOptions):
     memory: Annotated[
         str | int | None,
         _any("Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, such as 2G "
-             "or 512M. Where it is short, row_budget, max_requests and nodes shrink. Default: what weights and scratch "
-             "take, and a K/V cache of up to a quarter of the free memory, no more than max_requests full contexts can "
-             "use."),
+             "or 512M. Where it is short, rows, requests and drafts shrink and a draft model may be left out, as is "
+             "predicted to be fastest. Default: what weights and scratch take, and a K/V cache of up to a quarter of "
+             "the free memory, no more than max_requests full contexts can use."),
     ] = None  # fmt: skip
     blocks: Annotated[int | None, _any("Blocks of the K/V cache. Default: as many as memory leaves room for.")] = None
     weights_cache: Annotated[
