@@ -41,7 +41,7 @@ UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def planner_of(options: Options, path: Path, draft: Path | None = None, kind: str = DRAFT) -> BudgetPlanner:
-    """Who decides about the budget of this pair, from its headers and from what earlier starts have measured and
+    """Planner for the budget of this pair, from its headers and from what earlier starts have measured and
     learned. A draft that only `auto` would use may be left out."""
     name = options.drafter if isinstance(options.drafter, str) else "user" if options.drafter else "auto"
     own = draft is None and holds_head(path)
@@ -65,7 +65,7 @@ def planner_of(options: Options, path: Path, draft: Path | None = None, kind: st
 
 
 def drafters(options: Options, name: str, have: set[str]) -> dict[str, DrafterFacts]:
-    """Those that the engine would choose from: all that work with what it has."""
+    """Drafters that the engine would choose from: all that work with what it has."""
     found, rule = dict[str, DrafterFacts](), VERIFIERS.card(options.verifier)
     for arm in DRAFTERS.card(name).arms or (() if name in ("none", "user") else (name,)):
         card = DRAFTERS.card(arm)
