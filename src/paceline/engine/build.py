@@ -28,6 +28,8 @@ from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.text import Text
+from paceline.engine.zoo import Zoo
+from paceline.model.blockzoo import delta_bytes
 from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.model.checkpoint import DTYPES, read_config, resolve
 from paceline.model.decoder import Decoder
@@ -203,7 +205,8 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
     """How `load_model` is to lay out a model of these options."""
     return {
         "dtype": options.dtype, "quantize": quantize, "kv_dtype": options.kv_dtype, "device": options.device,
-        "cache": options.weights_cache, "late": options.late_weights and options.overlap == "none",
+        "cache": options.weights_cache,
+        "late": options.late_weights and options.overlap == "none" and not options.zoo,
     }  # fmt: skip
 
 
@@ -215,6 +218,18 @@ def load_adapters(engine: Engine, options: Options) -> None:
         made.enter(name, path, made.read(path))
     if made.named:
         log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
+    if options.zoo:
+        load_zoo(made, engine.model, options)
+
+
+def load_zoo(adapters: Adapters, model: Any, options: Options) -> None:
+    """Serve the fine-tunes of these options."""
+    adapters.zoo = zoo = Zoo(model, {Path(str(paths(options)[0])).name})
+    form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
+    for name, path in adapters_of(options.zoo, "zoo").items():
+        chain = zoo.add(name, resolve(path, None, options.token), form)
+        adapters.enter(name, chain, adapters.read(chain))
+        log.info("%s shares %d of %d layers with the model", name, zoo.shared_layers(name), len(model.spec.layers))
 
 
 def start(engine: Engine, options: Options) -> None:
@@ -420,6 +435,8 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
     rest += lora_bytes(options)
+    if options.zoo and options.memory is not None:
+        rest += sum(delta_bytes(path, at, packing.dtype.itemsize) for at in adapters_of(options.zoo, "zoo").values())
     longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)

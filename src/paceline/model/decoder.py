@@ -28,6 +28,7 @@ from paceline.model.spec import ModelSpec
 from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
+    from paceline.model.chained import ChainTable
     from paceline.model.native_adapters import NativeAdapters
     from paceline.model.spread.group import ExpertGroup
 
@@ -46,6 +47,9 @@ class Weights:
     head: Linear
     bytes: int
     """Bytes that one pass reads: layers, norms and head, but not the rows of the embedding."""
+    sections: tuple[str, ...] = ()
+    """Digests of what the checkpoint has of the embedding, of each layer, and of final norm and head: what has equal
+    ones in two models of one shape is equal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +71,7 @@ class Decoder:
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
         self.adapters: AdapterTable | NativeAdapters | None = None
+        self.chains: ChainTable | None = None
         self.device = weights.norm.weight.device
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
@@ -98,6 +103,19 @@ class Decoder:
         if self.adapters is None:
             self.adapters = AdapterTable(self.spec, self.weights.blocks, self.device, self.compute)
         return self.adapters
+
+    def alike(self, weights: Weights, identity: str) -> "Decoder":
+        """Decoder of this shape with other weights."""
+        return Decoder(self.spec, weights, self.packing, self.attend_type, identity=identity)
+
+    def share_pool(self, other: "Decoder") -> None:
+        """Keep keys and values where another one does, and draft as it does."""
+        self.attend, self.states, self.rotaries, self._lent = other.attend, other.states, other.rotaries, other._lent
+        self.narrowed, self.drafts = other.narrowed, other.drafts
+
+    def take_adapters(self, other: "Decoder") -> None:
+        """Add what another one's adapters add: its rows may have them."""
+        self.adapters = other.adapters
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
@@ -167,8 +185,12 @@ class Decoder:
             raise InputError(f"There is no hidden state {tap!r}; this model has {', '.join(sorted(self.places))}.")
         return -1 - FINAL_NORM_TAPS.index(tap) if tap in FINAL_NORM_TAPS else int(tap.removeprefix("input:"))
 
-    @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
+        return self.computed(rows) if self.chains is None else self.chains.forward(rows)
+
+    @torch.inference_mode()
+    def computed(self, rows: Rows) -> Out:
+        """As `forward`, all rows by these weights."""
         self.check(rows)
         program, taps = rows.program, dict[str, Tensor]()
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)

@@ -136,6 +136,7 @@ def fresh(
             "the weights and the config are of different models."
         )
     keep.digest = loader.fingerprint.digest() + ("" if join is None else join())
+    keep.sections = weights.sections
     return weights, loader.fitted, loader.identity(keep.digest)
 
 

@@ -16,6 +16,7 @@ from paceline.engine.build import parse_bytes, paths, shape_of
 from paceline.engine.door import DOOR
 from paceline.engine.options import Options
 from paceline.engine.totals import Snapshot, Totals, summed
+from paceline.model.chain import is_chain
 from paceline.model.pull import have
 from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
@@ -197,8 +198,9 @@ class Fleet:
 
         def has(member: Member) -> bool:
             if member.server is not None:
-                return name in member.server.adapters.named
-            return name in adapters_of(member.options.get("lora") or ())
+                return member.server.adapters.serves(name)
+            zoo = adapters_of(member.options.get("zoo") or (), "zoo")
+            return name in {**adapters_of(member.options.get("lora") or ()), **zoo} or (is_chain(name) and bool(zoo))
 
         return next(filter(has, self.members.values()), None)
 
