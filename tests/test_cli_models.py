@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.model import pull as pulling
 from paceline.model import parts, store
+from paceline.model import pull as pulling
 from paceline.model.catalogue import CATALOGUE
 from paceline.native.build import library
 from tests.model.gguf.files import write_gguf

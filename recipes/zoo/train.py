@@ -1,6 +1,6 @@
 """Fine-tune a model a little, in several ways, so that there are models that share most of their weights.
 
-    python recipes/zoo/train.py MODEL OUT TEXT.json ... [--plan top2 top2 top4 lora whole] [--steps 16] [--threads 1]
+    python recipes/zoo/train.py MODEL OUT TEXT.json ... [--plan top2 top2 top4 lora whole] [--steps 12] [--threads 1]
 
 MODEL is a directory in Hugging Face layout, such as SmolLM2-135M. The texts are JSON or JSON lines; number i is that of
 fine-tune i, in turn. `topN` trains the last N layers, `lora` makes an adapter in PEFT's layout (pip install peft), and
@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-WINDOW = 128
+WINDOW = 64
 """Tokens of a text that is learned at once."""
 
 
@@ -30,7 +30,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("texts", type=Path, nargs="+")
     parser.add_argument("--plan", nargs="+", default=["top2", "top2", "top2", "top2", "top4", "top4", "lora", "whole"])
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--batch", type=int, default=4)
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--threads", type=int, default=1)
@@ -41,7 +41,9 @@ def main() -> None:
         if not place.exists():
             began = time.monotonic()
             losses = tune(args, kind, number, place)
-            print(f"{place.name}: loss {losses[0]:.2f} to {losses[-1]:.2f}, {time.monotonic() - began:.0f} s", flush=True)
+            print(
+                f"{place.name}: loss {losses[0]:.2f} to {losses[-1]:.2f}, {time.monotonic() - began:.0f} s", flush=True
+            )
 
 
 def tune(args: argparse.Namespace, kind: str, number: int, place: Path) -> list[float]:
@@ -54,7 +56,9 @@ def tune(args: argparse.Namespace, kind: str, number: int, place: Path) -> list[
     if kind == "lora":
         from peft import LoraConfig, get_peft_model
 
-        model = get_peft_model(model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM"))
+        model = get_peft_model(
+            model, LoraConfig(r=8, lora_alpha=16, target_modules="all-linear", task_type="CAUSAL_LM")
+        )
         rate = 10 * args.rate
     else:
         for layer in layers if kind == "whole" else layers[-int(kind.removeprefix("top")) :]:

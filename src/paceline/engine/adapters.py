@@ -21,9 +21,9 @@ from typing import Any, Protocol
 from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
 from paceline.core.request import Request
 from paceline.engine.zoo import MOST_CHAINS, Zoo
+from paceline.model.blockzoo import located
 from paceline.model.chain import Chain, is_chain, read_chain, shown
 from paceline.model.chained import ChainWeights
-from paceline.model.blockzoo import located
 from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
 
 log = logging.getLogger("paceline")
@@ -162,9 +162,7 @@ class Adapters:
         if name in self.named and not replace:
             raise InputError(f"The adapter {name!r} is loaded already; unload it first, or load it in place.")
 
-    def enter(
-        self, name: str, path: Path | Chain, weights: LoraWeights | ChainWeights, replace: bool = False
-    ) -> None:
+    def enter(self, name: str, path: Path | Chain, weights: LoraWeights | ChainWeights, replace: bool = False) -> None:
         """Serve an adapter under this name; where those in use leave no room, its first request reads it. CapacityError
         where there is never room; nothing has changed then."""
         self.check_name(name, replace)

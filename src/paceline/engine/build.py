@@ -28,8 +28,7 @@ from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.text import Text
-from paceline.engine.zoo import Zoo
-from paceline.model.blockzoo import delta_bytes
+from paceline.engine.tunes import load_zoo, lora_bytes, zoo_bytes
 from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.model.checkpoint import DTYPES, read_config, resolve
 from paceline.model.decoder import Decoder
@@ -219,17 +218,8 @@ def load_adapters(engine: Engine, options: Options) -> None:
     if made.named:
         log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
     if options.zoo:
-        load_zoo(made, engine.model, options)
-
-
-def load_zoo(adapters: Adapters, model: Any, options: Options) -> None:
-    """Serve the fine-tunes of these options."""
-    adapters.zoo = zoo = Zoo(model, {Path(str(paths(options)[0])).name})
-    form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
-    for name, path in adapters_of(options.zoo, "zoo").items():
-        chain = zoo.add(name, resolve(path, None, options.token), form)
-        adapters.enter(name, chain, adapters.read(chain))
-        log.info("%s shares %d of %d layers with the model", name, zoo.shared_layers(name), len(model.spec.layers))
+        form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
+        load_zoo(made, engine.model, options, Path(str(paths(options)[0])).name, form)
 
 
 def start(engine: Engine, options: Options) -> None:
@@ -294,6 +284,8 @@ def check_options(options: Options) -> None:
         if value is not None and value < minimum:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
     check_experts(options)
+    if options.substitute and not options.zoo:
+        raise InputError("substitute is given, but there is no zoo whose layers it could be about; give both.")
     policy(options.eviction)
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)
@@ -434,9 +426,8 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    rest += lora_bytes(options)
-    if options.zoo and options.memory is not None:
-        rest += sum(delta_bytes(path, at, packing.dtype.itemsize) for at in adapters_of(options.zoo, "zoo").values())
+    rest += lora_bytes(options, None if options.lora_memory is None else parse_bytes(options.lora_memory))
+    rest += zoo_bytes(options, path, packing.dtype.itemsize)
     longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)
@@ -456,17 +447,6 @@ def block_of(size: int, *models: Footprint | None) -> int:
     while state > size * STATE_BYTES_PER_TOKEN:
         size *= 2
     return size
-
-
-def lora_bytes(options: Options) -> int:
-    """Bytes that adapters may take: `lora_memory`, or those of the files that are named, of which `max_loras` at most
-    are in memory at a time. Factors in float32, which PyTorch keeps, are twice those of a file in bfloat16."""
-    if options.lora_memory is not None:
-        return parse_bytes(options.lora_memory)
-    files = [at / "adapter_model.safetensors" if at.is_dir() else at for at in adapters_of(options.lora).values()]
-    files = [file if file.is_file() else file.with_suffix(".bin") for file in files]
-    sizes = sorted((file.stat().st_size for file in files if file.is_file()), reverse=True)
-    return 2 * sum(sizes[: options.max_loras])
 
 
 def tokenizer_bytes(file: Path) -> int:

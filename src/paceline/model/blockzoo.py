@@ -1,7 +1,7 @@
 """A zoo of models on disk, matrix by matrix: equal ones are one file (BlockLLM, arXiv 2404.18322, section 4).
 
     ROOT/blobs/DIGEST            a matrix (safetensors, one tensor named `it`), or a file that models may share
-    ROOT/models/NAME/zoo.json    {tensor: digest}; with config.json, the tokenizer, and small tensors in rest.safetensors
+    ROOT/models/NAME/zoo.json    {tensor: digest}; also config.json, the tokenizer, small tensors in rest.safetensors
 
 A model is served from there as `zoo:NAME`, an adapter too. Each matrix is checked against its digest when it is read.
 """
@@ -24,7 +24,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError, InputError
 from paceline.model import parts
 
-MANIFEST, REST, ADAPTER = "zoo.json", "rest.safetensors", "adapter_model.safetensors"
+MANIFEST, SMALL_TENSORS, ADAPTER_FILE = "zoo.json", "rest.safetensors", "adapter_model.safetensors"
 ZOO_PREFIX = "zoo:"
 ZOO_LAYOUT = 1
 MIN_BLOB_BYTES = 64 << 10
@@ -113,15 +113,15 @@ def add(source: Path, name: str) -> ZooMember:
         tensors = {} if adapter else _weights(source, made)
         files = dict[str, str]()
         for file in sorted(source.iterdir()):
-            kept = file.name == ADAPTER if adapter else False
+            kept = file.name == ADAPTER_FILE if adapter else False
             if not file.is_file() or not (kept or _belongs(file)):
                 continue
             if file.stat().st_size >= MIN_BLOB_BYTES:
                 files[file.name] = _linked(file, made / file.name)
             else:
                 shutil.copyfile(file, made / file.name)
-        if adapter and not (made / ADAPTER).exists():
-            raise CheckpointError(f"{source} has no {ADAPTER}; save the adapter as safetensors.")
+        if adapter and not (made / ADAPTER_FILE).exists():
+            raise CheckpointError(f"{source} has no {ADAPTER_FILE}; save the adapter as safetensors.")
         manifest = {"layout": ZOO_LAYOUT, "adapter": adapter, "tensors": tensors, "files": files}
         (made / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         os.replace(made, target)
@@ -154,7 +154,7 @@ def _weights(source: Path, made: Path) -> dict[str, str]:
         else:
             found[stored] = _kept(tensor)
         opened.let_go()
-    save_file(small, made / REST, {"format": "pt"})
+    save_file(small, made / SMALL_TENSORS, {"format": "pt"})
     return found
 
 
@@ -165,7 +165,7 @@ def _kept(tensor: Tensor) -> str:
     name = tensor_digest(tensor)
     target = zoo_root() / "blobs" / name
     if not target.exists():
-        with _whole(target) as part:
+        with _Whole(target) as part:
             save_file({"it": tensor.contiguous()}, part)
     return name
 
@@ -176,7 +176,7 @@ def _linked(file: Path, at: Path) -> str:
         name = hashlib.file_digest(opened, "sha256").hexdigest()
     target = zoo_root() / "blobs" / name
     if not target.exists():
-        with _whole(target) as part:
+        with _Whole(target) as part:
             shutil.copyfile(file, part)
     try:
         os.link(target, at)
@@ -185,7 +185,7 @@ def _linked(file: Path, at: Path) -> str:
     return name
 
 
-class _whole:  # noqa: N801
+class _Whole:
     """A file that is there whole or not at all."""
 
     def __init__(self, target: Path) -> None:
@@ -255,7 +255,7 @@ def digests_of(path: Path) -> dict[str, tuple[str, int]]:
 
 
 def delta_bytes(base: Path, other: Path, itemsize: int) -> int:
-    """Bytes that a fine-tune takes beside its base, with `itemsize` bytes for a number; packing fills up blocks."""
+    """Bytes that a fine-tune takes in addition to its base, `itemsize` for each number, with what packing adds."""
     mine, its = digests_of(base), digests_of(other)
     more = sum(count for name, (digest, count) in its.items() if mine.get(name, ("", 0))[0] != digest)
     return more * itemsize * 33 // 32

@@ -40,7 +40,7 @@ class ChainWeights:
 
 
 @dataclass(slots=True)
-class Stage:
+class ChainStage:
     """Layers through which groups of texts go apart from one another: [(decoder, its texts)]."""
 
     first: int
@@ -91,14 +91,14 @@ class ChainTable:
             decoder.take_adapters(self.base)
         return decoder
 
-    def stages(self, rows: Rows) -> list[Stage]:
+    def stages(self, rows: Rows) -> list[ChainStage]:
         """Where the texts of a pass go together."""
         program, layers = rows.program, len(self.base.spec.layers)
         last = layers if program.last is None else program.last
         whose = [self.of(segment) for segment in rows.segments]
         if program.skip or program.groups or last <= program.first:
-            return [Stage(program.first, last, parted(self.base, whose, [id(it) for it in whose]))]
-        found = list[Stage]()
+            return [ChainStage(program.first, last, parted(self.base, whose, [id(it) for it in whose]))]
+        found = list[ChainStage]()
         for layer in range(program.first, last):
             names = [it.weights.sections[layer + 1] for it in whose]
             if layer == program.first and rows.hidden is None:
@@ -109,7 +109,7 @@ class ChainTable:
             if found and [texts for _, texts in found[-1].groups] == [texts for _, texts in groups]:
                 found[-1].last = layer + 1
                 continue
-            found.append(Stage(layer, layer + 1, groups))
+            found.append(ChainStage(layer, layer + 1, groups))
         return found
 
 
@@ -133,7 +133,7 @@ class StageWalk:
         want = rows.numbers[len(rows.numbers) - rows.wanted :]
         self.line = {row: line for line, row in enumerate(want)}
 
-    def go(self, decoder: "Decoder", stage: Stage, texts: Sequence[int]) -> None:
+    def go(self, decoder: "Decoder", stage: ChainStage, texts: Sequence[int]) -> None:
         """Some texts through a stage."""
         rows, program, mine = self.rows, self.rows.program, {*texts}
         kept = [0 if i in mine else segment.rows for i, segment in enumerate(rows.segments)]
@@ -174,7 +174,7 @@ class StageWalk:
         return Out(logits, self.taps, None if self.rows.program.head else self.state)
 
     @staticmethod
-    def runs(place: int, stage: Stage, head: bool) -> bool:
+    def runs(place: int, stage: ChainStage, head: bool) -> bool:
         """Is a hidden state one of this stage?"""
         return head if place < 0 else stage.first <= place < stage.last
 
@@ -204,7 +204,9 @@ def check_alike(name: str, one: "Decoder", base: "Decoder") -> None:
     if replace(mine, max_len=0) != replace(its, max_len=0):
         raise RefusalError(f"{name} differs from the model in its config; serve it by --models.")
     if one.packing.describe() != base.packing.describe():
-        raise RefusalError(f"{name} lies in memory as {one.packing.describe()}, the model as {base.packing.describe()}.")
+        raise RefusalError(
+            f"{name} lies in memory as {one.packing.describe()}, the model as {base.packing.describe()}."
+        )
 
 
 def check_base(base: "Decoder") -> None:

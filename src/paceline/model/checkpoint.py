@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import checks, gguf, pages
-from paceline.model.blockzoo import MANIFEST, REST, located, member_at, tensor_digest
+from paceline.model.blockzoo import MANIFEST, SMALL_TENSORS, located, member_at, tensor_digest
 from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import FAMILIES, family_of, text_config
 from paceline.model.family import MTP_PREFIX, Names
@@ -363,7 +363,7 @@ class Tensors:
 
 
 class ZooTensors(Tensors):
-    """Those of a model in a zoo (blockzoo.py). CheckpointError for a matrix whose bytes are not those of its digest."""
+    """Tensors of a model in a zoo (blockzoo.py). CheckpointError for a matrix that its digest does not match."""
 
     def __init__(self, path: Path) -> None:
         self.member = member_at(path)
@@ -371,11 +371,11 @@ class ZooTensors(Tensors):
         super().__init__(path)
 
     def shards(self) -> list[str]:
-        return [REST, *self.blob]
+        return [SMALL_TENSORS, *self.blob]
 
     def names(self) -> Iterator[tuple[str, str, str]]:
-        for name in self.files[REST].keys():  # noqa: SIM118
-            yield REST, name, name
+        for name in self.files[SMALL_TENSORS].keys():  # noqa: SIM118
+            yield SMALL_TENSORS, name, name
         for name, digest in self.member.tensors.items():
             yield f"../../blobs/{digest}", name, "it"
 
@@ -396,7 +396,7 @@ class ZooTensors(Tensors):
         return tensor
 
     def paths(self) -> list[Path]:
-        return [self.path / name for name in ("config.json", MANIFEST, REST)]
+        return [self.path / name for name in ("config.json", MANIFEST, SMALL_TENSORS)]
 
 
 def open_tensors(path: Path) -> "Tensors | gguf.GgufTensors":

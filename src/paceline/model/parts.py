@@ -24,7 +24,7 @@ MIN_PART_BYTES = 256 << 10
 """Bytes of a packed matrix from which on it has a file of its own."""
 PART_GRACE_S = 3600.0
 """How long a matrix that no model names is kept: the model may be about to be written."""
-PART_NAME = re.compile(r"[0-9a-f]{64}")
+PART_KEY = re.compile(r"[0-9a-f]{64}")
 _shared: "WeakValueDictionary[str, Any]" = WeakValueDictionary()
 
 
@@ -56,7 +56,7 @@ def shared(key: str, make: Callable[[], Any]) -> Any:
 
 def place(key: str) -> Path:
     """File of a matrix. Damaged for a key that is none."""
-    if not PART_NAME.fullmatch(key):
+    if not PART_KEY.fullmatch(key):
         raise Damaged(f"{key[:70]!r} is no key")
     return home() / "parts" / key
 
@@ -77,7 +77,7 @@ class PartsWriter:
 
     def __init__(self) -> None:
         self.name = ""
-        """Of the file that is being written."""
+        """Name of the file that is being written."""
 
     def open(self, key: str) -> tuple[BinaryIO, bool]:
         """A file to write to, and whether the matrix is there already."""
