@@ -55,11 +55,13 @@ class Straight:
 
     def table(self, name: str, prepare: Callable[[], PreparedTable]) -> Tensor:
         """The embedding."""
-        return shared(*prepare())
+        found: Tensor = shared(*prepare())
+        return found
 
     def linear(self, name: str, prepare: Callable[[], Prepared]) -> Linear:
         """A packed layer by name."""
-        return shared(*prepare())
+        found: Linear = shared(*prepare())
+        return found
 
 
 def place(files: list[Path], spec: ModelSpec, packing: Packing, vocabulary: tuple[int, int] | None) -> Path:
@@ -244,7 +246,16 @@ class Reading(Straight):
 
     def table(self, name: str, prepare: Callable[[], PreparedTable]) -> Tensor:
         about = self.about(name)
-        found: Tensor = shared(about["key"], lambda: self.part(name, "it", self.where(about)))
+
+        def read() -> Tensor:
+            try:
+                return self.part(name, "it", self.where(about))
+            except (Damaged, OSError) as error:
+                if about.get("apart"):
+                    parts.place(about["key"]).unlink(missing_ok=True)
+                raise Damaged(f"{name} cannot be read ({error})") from None
+
+        found: Tensor = shared(about["key"], read)
         return found
 
     def linear(self, name: str, prepare: Callable[[], Prepared]) -> Linear:
@@ -256,10 +267,15 @@ class Reading(Straight):
                 where, keys = self.where(about), list(about["tensors"])
                 tensors = {key: self.part(name, key, where, self.late and key == "weight") for key in keys}
                 return restored(tensors, about["numbers"])
-            except (KeyError, TypeError, AttributeError, OSError) as error:
+            except (Damaged, KeyError, TypeError, AttributeError, OSError) as error:
+                if about.get("apart"):
+                    parts.place(about["key"]).unlink(missing_ok=True)  # else the next file would name it again
                 raise Damaged(f"{name} cannot be read ({error})") from None
 
-        return read() if self.late else shared(about["key"], read)
+        if self.late:
+            return read()
+        found: Linear = shared(about["key"], read)
+        return found
 
 
 def opened(path: Path, late: bool = False) -> Reading | None:
