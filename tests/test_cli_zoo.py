@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +18,7 @@ from tests.engine.test_zoo import GREEDY, SMALL, alone, named, texts
 from tests.test_cli import failure, run
 from tests.zoo import LAYERS, tuned
 
-WIDE = {"hidden": 256, "vocab": 400}
+WIDE: dict[str, Any] = {"hidden": 256, "vocab": 400}
 """A matrix of it is large enough for a file of its own."""
 
 
@@ -174,7 +175,7 @@ def test_a_report_says_which_layers_may_be_left_out(tunes: dict[str, Path], tmp_
     base, b = (alone(tunes[name], GREEDY) for name in ("base", "b"))
     assert base != b
     for report, want in ((wide, base), (out, b)):
-        zoo = {"zoo": {"b": tunes["b"]}, "substitute": [report]}
+        zoo: dict[str, Any] = {"zoo": {"b": tunes["b"]}, "substitute": [report]}
         with LLM(tunes["base"], dtype="float32", drafter="none", **zoo, **SMALL) as llm:
             assert texts(llm, named(GREEDY, "b"))[0] == want
     with pytest.raises(InputError, match="compare these models again"):

@@ -27,13 +27,14 @@ import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from paceline import LLM, SamplingParams
 from paceline.cluster.blocks.place import BlockPlaces, Demand, ZooBlock, ZooDevice, best_fit, greedy
 from paceline.cluster.blocks.simulate import Ways, ZooSimulator
 from paceline.model import blockzoo, parts
 from paceline.model.blockzoo import digests_of
+from paceline.model.decoder import Decoder
 
 PROMPTS = [
     "The capital of France is", "def fibonacci(n):", "Once upon a time there was a", "Question: A train travels 60 miles",
@@ -74,7 +75,7 @@ def disk(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Pat
     shares = deltas(args.base, models)
     print("delta of each:", {name: round(share, 4) for name, share in shares.items()})
     with tempfile.TemporaryDirectory() as folder:
-        parts.home = lambda: Path(folder)  # type: ignore[assignment]
+        parts.home = lambda: Path(folder)
         blockzoo.add(args.base, "base")
         alone = blockzoo.disk_bytes()
         for name, path in models.items():
@@ -105,7 +106,12 @@ def memory(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, P
             "gc.collect(); print(rollup(), llm.engine.model.weight_bytes)"
         )
         for kept in ("fresh", "kept", "kept"):
-            arguments = [str(args.base), json.dumps({k: str(v) for k, v in zoo.items()}), kept, str(Path(__file__).parent)]
+            arguments = [
+                str(args.base),
+                json.dumps({k: str(v) for k, v in zoo.items()}),
+                kept,
+                str(Path(__file__).parent),
+            ]
             out = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=True)
             private, weights = map(int, out.stdout.split()[-2:])
             sizes[word, kept] = private
@@ -123,7 +129,7 @@ def memory(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, P
 
 def embedding_bytes(base: Path) -> int:
     config = json.loads((base / "config.json").read_text())
-    return 2 * config["vocab_size"] * config["hidden_size"]
+    return 2 * int(config["vocab_size"]) * int(config["hidden_size"])
 
 
 def same(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Path]) -> None:
@@ -141,7 +147,8 @@ def same(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Pat
             got: dict[str, list[Any]] = {name: [] for name in want}
             for (name, _), out in zip(wishes, outs):
                 got[name].append(out.token_ids)
-            table = llm.engine.model.chains
+            table = cast(Decoder, llm.engine.model).chains
+            assert table is not None
             print(f"{drafter}: {sum(got[it] == want[it] for it in want)} of {len(want)} models have the texts they have "
                   f"alone; {len({str(it) for it in want.values()})} different; calls {table.passes}, of a part of the "
                   f"rows {table.parted}")  # fmt: skip
@@ -224,7 +231,9 @@ def simulate(args: argparse.Namespace, models: dict[str, Path], loras: dict[str,
             plain = [Demand((f"m{a}",), w * rate) for a, w in enumerate(weights)]
             blocks = {f"base{i}": ZooBlock(f"base{i}", size, seconds) for i in range(runs - 1)}
             blocks |= {f"own{a}": ZooBlock(f"own{a}", size, seconds) for a in range(apps)}
-            chained = [Demand((*(f"base{i}" for i in range(runs - 1)), f"own{a}"), w * rate) for a, w in enumerate(weights)]
+            chained = [
+                Demand((*(f"base{i}" for i in range(runs - 1)), f"own{a}"), w * rate) for a, w in enumerate(weights)
+            ]
             line = []
             for word, rule, those, demands in (
                 ("models", greedy, whole, plain), ("greedy", greedy, blocks, chained), ("best fit", best_fit, blocks, chained),

@@ -2,6 +2,7 @@
 
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from paceline import LLM, SamplingParams
 from tests.engine.test_zoo import SMALL
@@ -11,7 +12,7 @@ from tests.zoo import LAYERS, family_of_tunes
 
 HALF = LAYERS // 2
 GREEDY = SamplingParams(temperature=0, max_tokens=10, ignore_eos=True)
-WISH = {"prompt": "Tom has a dog", "max_tokens": 10, "temperature": 0, "ignore_eos": True}
+WISH: dict[str, Any] = {"prompt": "Tom has a dog", "max_tokens": 10, "temperature": 0, "ignore_eos": True}
 
 
 def test_the_command_serves_fine_tunes_and_chains(tmp_path: Path) -> None:
@@ -47,8 +48,8 @@ def test_the_command_serves_fine_tunes_and_chains(tmp_path: Path) -> None:
             ("a[2:4]+b[0:2]", 400, "layer 0 comes"),
             ("d", 404, "not served"), ("a[0:2", 404, "not served"), (f"a[0:{10**9}]", 400, "no part of a chain"),
         ):  # fmt: skip
-            for path, body in (("/v1/completions", WISH), ("/v1/chat/completions", chat)):
-                got = ask(address, path, {**body, "model": name})
+            for door, body in (("/v1/completions", WISH), ("/v1/chat/completions", chat)):
+                got = ask(address, door, {**body, "model": name})
                 assert got[0] == status and words in got[1]["error"]["message"], got
         assert len(ask(address, "/v1/models", method="GET")[1]["data"]) == 4
         assert child.poll() is None

@@ -1,7 +1,7 @@
 """`paceline zoo`: fine-tunes on this machine, of which equal matrices are kept once."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -124,11 +124,11 @@ def zoo_compare(
     decoders = [load_model(path, dtype=dtype) for path in paths]
     if any(path.suffix == ".gguf" for path in paths):
         raise InputError("GGUF files have no parameters to compare; give models in Hugging Face layout.")
-    opened = [open_tensors(path) for path in paths]
-    parameters = [{name: it.stored(name, None) for name in it.place} for it in opened]
+    opened: list[Any] = [open_tensors(path) for path in paths]
+    mine, its = ({name: it.stored(name, None) for name in it.place} for it in opened)
     names = [FAMILIES[spec.family].names.layer.format(i) for i in range(len(spec.layers))]
     try:
-        report = compare(decoders[0], decoders[1], parameters, names, ids, bound, least_cosine)
+        report = compare(decoders[0], decoders[1], (mine, its), names, ids, bound, least_cosine)
     except IndexError as error:
         raise CheckpointError(f"The two models cannot be compared: {error}.") from None
     typer.echo("layer  cosine     delta    bits      agree")

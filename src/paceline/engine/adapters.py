@@ -166,6 +166,8 @@ class Adapters:
         """Serve an adapter under this name; where those in use leave no room, its first request reads it. CapacityError
         where there is never room; nothing has changed then."""
         self.check_name(name, replace)
+        if isinstance(path, Path) and is_chain(name):
+            raise InputError(f"{name[:40]!r} cannot be the name of an adapter: it is that of a chain.")
         known = self.named.get(name)
         if known is not None and known.digest == weights.digest:
             known.path = path

@@ -219,7 +219,7 @@ def load_adapters(engine: Engine, options: Options) -> None:
         log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
     if options.zoo:
         form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
-        load_zoo(made, engine.model, options, Path(str(paths(options)[0])).name, form)
+        load_zoo(made, cast(Decoder, engine.model), options, Path(str(paths(options)[0])).name, form)
 
 
 def start(engine: Engine, options: Options) -> None:

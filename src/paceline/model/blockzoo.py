@@ -145,7 +145,7 @@ def _weights(source: Path, made: Path) -> dict[str, str]:
     from paceline.model.checkpoint import open_tensors, read_config
 
     read_config(source)  # what cannot be served is not kept
-    opened = open_tensors(source)
+    opened: Any = open_tensors(source)
     found, small = dict[str, str](), dict[str, Tensor]()
     for stored in sorted(opened.place):
         tensor = opened.stored(stored, None)

@@ -108,11 +108,6 @@ class Decoder:
         """Decoder of this shape with other weights."""
         return Decoder(self.spec, weights, self.packing, self.attend_type, identity=identity)
 
-    def share_pool(self, other: "Decoder") -> None:
-        """Keep keys and values where another one does, and draft as it does."""
-        self.attend, self.states, self.rotaries, self._lent = other.attend, other.states, other.rotaries, other._lent
-        self.narrowed, self.drafts = other.narrowed, other.drafts
-
     def take_adapters(self, other: "Decoder") -> None:
         """Add what another one's adapters add: its rows may have them."""
         self.adapters = other.adapters
@@ -130,6 +125,11 @@ class Decoder:
         self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
         if isinstance(self.attend, Reference):
             self.attend.sinks = sinks if spec.sinks else []
+
+    def share_pool(self, other: "Decoder") -> None:
+        """Keep keys and values where another one does, and draft as it does."""
+        self.attend, self.states, self.rotaries, self._lent = other.attend, other.states, other.rotaries, other._lent
+        self.narrowed, self.drafts = other.narrowed, other.drafts
 
     @torch.inference_mode()
     def move(self, source: list[int], target: list[int]) -> None:

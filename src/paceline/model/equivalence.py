@@ -136,7 +136,7 @@ def divergence(one: Tensor, other: Tensor) -> Tensor:
 def compare(
     base: "Decoder",
     tuned: "Decoder",
-    parameters: Sequence[Mapping[str, Tensor]],
+    parameters: tuple[Mapping[str, Tensor], Mapping[str, Tensor]],
     names: Sequence[str],
     ids: Sequence[int],
     bound: float,

@@ -19,6 +19,7 @@ from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.packed import Packed, by_head, halves, interleave
+from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
 from paceline.model.spec import Attention, Both, Delta, Experts, Mamba, ModelSpec, Multipliers, ShortConv
@@ -78,14 +79,14 @@ class Loader:
 
         own = not spec.tied or f"{names.head}.weight" in self.tensors.place
 
-        def head() -> store.Prepared:
+        def head() -> Prepared:
             if form is not None and not (spec.tied and own):
                 return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
             mark = len(self.fingerprint.parts)
             rows = table(names.embedding) if form is not None and spec.tied else embedding
             whole = self.head(rows)
             key = self.key(names.head, mark, sections[0])
-            return store.Prepared(key, lambda: (form or self.packing).pack(whole, self.closed()))
+            return Prepared(key, lambda: (form or self.packing).pack(whole, self.closed()))
 
         if form is not None and not own and self.known is None:
             last = self.counted(embedding, 0)  # one copy serves both
@@ -102,11 +103,11 @@ class Loader:
         facts = (name, shape, turned, self.packing.describe(), self.known, self.interleaved, str(self.device), *more)
         return self.fingerprint.since(mark, repr(facts))
 
-    def keyed(self, name: str, table: Tensor) -> store.PreparedTable:
+    def keyed(self, name: str, table: Tensor) -> PreparedTable:
         """A table under its own digest; it was the last that was taken."""
-        return store.PreparedTable(self.key(name, len(self.fingerprint.parts) - 1), lambda: table)
+        return PreparedTable(self.key(name, len(self.fingerprint.parts) - 1), lambda: table)
 
-    def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> store.Prepared:
+    def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> Prepared:
         """Embedding or head with one row for each id: as the file has it where it is quantised, else as `form` rounds
         it."""
         mark, by_groups = len(self.fingerprint.parts), self.packing.groups
@@ -115,9 +116,9 @@ class Loader:
             if groups is not None and self.spec.hidden % 32 == 0:
                 self.fingerprint.add(name, groups.codes, groups.scale, groups.minimum)
                 rows = groups.rows(self.fit)
-                return store.Prepared(self.key(name, mark, bias is None), lambda: by_groups(rows, bias))
+                return Prepared(self.key(name, mark, bias is None), lambda: by_groups(rows, bias))
         table = self.table(name)
-        return store.Prepared(self.key(name, mark, bias is None), lambda: form.pack(table, bias))
+        return Prepared(self.key(name, mark, bias is None), lambda: form.pack(table, bias))
 
     def table(self, name: str) -> Tensor:
         """One row for each id."""
@@ -395,7 +396,7 @@ class Loader:
         `of_bias` has no others."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
 
-        def prepare() -> store.Prepared:
+        def prepare() -> Prepared:
             mark, by_groups = len(self.fingerprint.parts), self.packing.groups
             offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
             if offset is not None and factors is not None:
@@ -409,7 +410,7 @@ class Loader:
                         self.fingerprint.add(f"{at}{name}", part.codes, part.scale, part.minimum)
                 if (groups := stack(found)) is not None:
                     ordered = groups if order is None else groups.rows(order)
-                    return store.Prepared(self.key(at + names[0], mark), lambda: by_groups(ordered, offset))
+                    return Prepared(self.key(at + names[0], mark), lambda: by_groups(ordered, offset))
             parts = [self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)]
 
             def pack() -> Linear:
@@ -418,7 +419,7 @@ class Loader:
                     matrix = scaled(matrix, factors)
                 return self.packing.pack(matrix if order is None else order(matrix), offset)
 
-            return store.Prepared(self.key(at + names[0], mark), pack)
+            return Prepared(self.key(at + names[0], mark), pack)
 
         return self.counted(self.keep.linear(at + names[0], prepare), sum(sizes) * (width + bias))
 

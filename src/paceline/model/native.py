@@ -97,14 +97,6 @@ class NativeDecoder(Decoder):
     def alike(self, weights: Weights, identity: str) -> Decoder:
         return NativeDecoder(self.spec, weights, self.packing, identity=identity)
 
-    def share_pool(self, other: Decoder) -> None:
-        assert isinstance(other, NativeDecoder)
-        self.keys, self.values, self.scales = other.keys, other.values, other.scales
-        self._lent, self.narrowed, self.drafts = other._lent, other.narrowed, other.drafts
-        for name in ("keys", "values", "key_scales", "value_scales", "bytes", "block_size",
-                     "narrow", "word", "words", "drafts"):  # fmt: skip
-            setattr(self.model, name, getattr(other.model, name))
-
     def take_adapters(self, other: Decoder) -> None:
         assert isinstance(other, NativeDecoder)
         self.model.rank, self.model.adapters = other.model.rank, other.model.adapters
@@ -184,6 +176,14 @@ class NativeDecoder(Decoder):
             self.model.key_scales, self.model.value_scales = (each.data_ptr() for each in self.scales)
         self.model.bytes = of == torch.int8
         self.model.block_size = block_size
+
+    def share_pool(self, other: Decoder) -> None:
+        assert isinstance(other, NativeDecoder)
+        self.keys, self.values, self.scales = other.keys, other.values, other.scales
+        self._lent, self.narrowed, self.drafts = other._lent, other.narrowed, other.drafts
+        for name in ("keys", "values", "key_scales", "value_scales", "bytes", "block_size",
+                     "narrow", "word", "words", "drafts"):  # fmt: skip
+            setattr(self.model, name, getattr(other.model, name))
 
     def move(self, source: list[int], target: list[int]) -> None:
         self.library.paceline_move(self.model, len(source), integers_in(source), integers_in(target))
