@@ -173,9 +173,10 @@ class Triton:
             self.parts = torch.empty(*shape, self.head_dim, device=device)
             self.levels = torch.empty(*shape, 2, device=device)
 
-    def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def forward(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         if self.hides:
             return self.masked.forward(layer, q, kv)
+        assert kv is not None, "models whose layers share keys and values are Fused's"
         rows, cut, lanes = self.rows, self.cut, max(16, triton.next_power_of_2(self.head_dim))
         slots, window = self.layers[layer], self.windows[layer]
         slots.index_copy_(2, rows.slot, kv.permute(1, 2, 0, 3).to(slots.dtype))

@@ -29,9 +29,10 @@ from paceline.core.request import Request
 from paceline.engine.build import build
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
-from paceline.model import blocks
+from paceline.model import attending, blocks
 from paceline.model.decoder import Decoder
 from paceline.model.native import NativeDecoder
+from paceline.model.rotary import rotate_
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -173,6 +174,7 @@ def host_parts(engine: Engine, clock: PartClock) -> Iterator[Swap]:
 
 
 INNER_LINEARS = ("gate_up", "down")
+MIXER_LINEARS = ("qkv", "query", "keys", "latent", "inner", "out")
 
 
 def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iterator[Swap]:
@@ -186,17 +188,20 @@ def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iter
     yield model, "embed", clock.wrap(EMBEDDING, model.embed)
     yield model, "logits", clock.wrap(HEAD, model.logits)
     yield model, "rotaries", [clock.wrap(ROPE, rotary) for rotary in model.rotaries]
-    yield blocks, "rotate_", clock.wrap(ROPE, blocks.rotate_)
-    yield model.attend, "prepare", clock.wrap(ATTENTION, model.attend.prepare)
-    yield model.attend, "forward", clock.wrap(ATTENTION, model.attend.forward)
+    for module in (blocks, attending):
+        yield module, "rotate_", clock.wrap(ROPE, rotate_)
+    for pool in model.pools:
+        yield pool, "prepare", clock.wrap(ATTENTION, pool.prepare)
+        yield pool, "forward", clock.wrap(ATTENTION, pool.forward)
     yield weights, "norm", clock.wrap(NORMS, weights.norm)
     for block in weights.blocks:
         dense = [*getattr(block.ffn, "experts", [block.ffn])]
-        parts = [(block.mixer, "qkv"), (block.mixer, "out"), *((ffn, name) for ffn in dense for name in INNER_LINEARS)]
-        for owner, name in parts:
-            yield owner, name, clock.wrap(LINEAR, getattr(owner, name))
+        parts = [(block.mixer, name) for name in MIXER_LINEARS]
+        for owner, name in parts + [(ffn, name) for ffn in dense for name in INNER_LINEARS]:
+            if callable(linear := getattr(owner, name, None)):
+                yield owner, name, clock.wrap(LINEAR, linear)
     halves = [(clock.wrap(NORMS, block.attend), clock.wrap(NORMS, block.feed)) for block in weights.blocks]
-    yield weights, "blocks", [SimpleNamespace(attend=attend, feed=feed) for attend, feed in halves]
+    yield weights, "blocks", [SimpleNamespace(attend=attend, feed=feed, close=None) for attend, feed in halves]
 
 
 @contextmanager

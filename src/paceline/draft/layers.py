@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from paceline.attend import Attend
 from paceline.core.rows import Rows
 from paceline.model import pages
-from paceline.model.blocks import Rotary, rotate_
 from paceline.model.decoder import unpacked
 from paceline.model.linear import Packing
+from paceline.model.rotary import Rotary, rotate_
 from paceline.model.spec import Rope
 
 ABSENT_LOGIT = -1e30

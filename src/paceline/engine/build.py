@@ -2,7 +2,7 @@
 
 import logging
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,17 +10,17 @@ import torch
 
 from paceline.core.component import DRAFT, TARGET, Component, Narrows, with_files
 from paceline.core.errors import CheckpointError, InputError, RefusalError
-from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import Work
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS, NEED_PROGRAM
-from paceline.draft.companion import companions, kinds, weight_bytes
+from paceline.draft.companion import companions, kinds
 from paceline.draft.crossvocab import FOREIGN, ForeignModel
-from paceline.draft.head import check_fit, facts_of, footprint_of, load_head, method_of
-from paceline.draft.mtp import MTP, Mtp, holds_head, own_footprint
+from paceline.draft.head import facts_of, load_head, method_of
+from paceline.draft.mtp import MTP, Mtp, holds_head
 from paceline.draft.surfaces import Surfaces
 from paceline.draft.vocabulary import DraftVocabulary, vocabulary_of, wish_of
 from paceline.engine.adapters import Adapters, adapters_of
+from paceline.engine.budget import chosen, drafts_in, memory_of, parse_bytes, prices, shape_of, words_of
 from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
 from paceline.engine.experts import check_experts, spread
@@ -28,25 +28,19 @@ from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.text import Text
-from paceline.engine.tunes import load_zoo, lora_bytes, zoo_bytes
+from paceline.engine.tunes import load_zoo
 from paceline.model.catalogue import CATALOGUE, recommended
-from paceline.model.checkpoint import DTYPES, read_config, resolve
+from paceline.model.checkpoint import read_config, resolve
 from paceline.model.decoder import Decoder
-from paceline.model.footprint import Footprint
-from paceline.model.linear import unfused
-from paceline.model.load import load_model, measure, packing_of
+from paceline.model.load import load_model
 from paceline.model.opened import opened_once
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
+from paceline.plan.memory import BudgetShape
 
 if TYPE_CHECKING:
     from paceline.core.user import UserFn
     from paceline.engine.block_files import BlockFiles
-    from paceline.model.linear import Packing
-    from paceline.model.spec import ModelSpec
 
 log = logging.getLogger("paceline")
-TOKENIZER = 12
-"""Most bytes that a tokenizer takes for each of its file."""
 DEMO = Path(__file__).parent.parent / "demo"
 
 
@@ -61,13 +55,15 @@ def build(options: Options) -> tuple[Engine, Text]:
         name, user = drafter_of(options)
         check_draft_vocab(options, pair)
         _check_pair(name, options.verifier, provided(pair.draft, pair.kind) | ({"callable"} if user else set()))
-        shape, block = shape_of(options, pair.model, pair.draft), block_size_of(options, pair)
+        shape, pair = afforded(options, pair)
+        block = block_size_of(options, pair)
         text, model = target(options, pair)
         components = drafting(options, pair, model, text)
     fixed = {} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes)
     prices = {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row} if options.nodes is None else {}
     config = EngineConfig.of(
-        options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, remember=shape.remember,
+        options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, draft_rows=shape.drafted,
+        remember=shape.remember,
         drafter=name, nodes=fixed, block_size=block, **prices,
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
@@ -85,6 +81,19 @@ def build(options: Options) -> tuple[Engine, Text]:
         engine.keep_on_disk(files)
     say_memory(engine)
     return engine, text
+
+
+def afforded(options: Options, pair: "Pair") -> "tuple[BudgetShape, Pair]":
+    """The sizes of the engine, and the pair without its draft model where `memory` is used better without."""
+    if options.memory is None:
+        return shape_of(options, pair.model, pair.draft), pair
+    choice = chosen(options, pair.model, pair.draft, pair.kind)
+    left_out = pair.draft is not None and not choice.plan.draft
+    for line in words_of(choice, options, pair.draft):
+        log.log(logging.WARNING if left_out else logging.INFO, "%s", line)
+    if left_out:
+        pair = replace(pair, draft=None, kind=MTP if holds_head(pair.model) else DRAFT)
+    return choice.plan.shape, pair
 
 
 def say_memory(engine: Engine) -> None:
@@ -233,6 +242,8 @@ def start(engine: Engine, options: Options) -> None:
     known = calibrate.kept(calibrate.place(about)) if options.late_weights else calibrate.calibrated(engine, about)
     if known is not None:
         engine.table.times.become(known)
+        if known.measured and calibrate.place(about).is_file() and calibrate.kept(prices(options)) is None:
+            calibrate.keep(prices(options), known)
         if options.tbt_target_ms and (plain := 1e3 * known.predict(Work(1, 1, 0, 0, 1))) > options.tbt_target_ms:
             log.warning(
                 "tbt_target_ms is %g, but a plain step of one request takes %.3g ms here: while others decode, prompts "
@@ -308,11 +319,6 @@ def kv_files(options: Options) -> "BlockFiles":
     except InputError:
         raise InputError(f"kv_disk has the size {size!r}, but it must be bytes such as 20G or 512M.") from None
     return BlockFiles(Path(path).expanduser(), limit)
-
-
-def drafts_in(options: Options) -> str | None:
-    """`quantize` of the draft model."""
-    return options.quantize if options.draft_quantize is None else options.draft_quantize
 
 
 def facts(options: Options, *models: Any) -> dict[str, Any]:
@@ -403,93 +409,6 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
         raise RefusalError(reason)
 
 
-def memory_of(options: Options, path: Path, draft: Path | None = None) -> MemoryModel:
-    """The arithmetic of the budget for these checkpoints, from their headers."""
-
-    def of(
-        at: Path, longest: int | None = None, quantize: str | None = drafts_in(options)
-    ) -> "tuple[ModelSpec, Packing]":
-        spec = read_config(at, longest)
-        if at == path and options.expert_parallel > 1:
-            return spec, unfused(DTYPES[options.dtype])
-        return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
-
-    spec, packing = of(path, options.max_model_len, options.quantize)
-    target = measure(path, spec, packing)
-    head = draft is not None and method_of(draft) is not None
-    if draft is not None and head:
-        check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    if draft is None:
-        drafts = own_footprint(path, packing) if holds_head(path) else None
-    else:
-        drafts = footprint_of(draft, packing) if head else measure(draft, *of(draft))
-    files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
-    rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
-    rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    rest += lora_bytes(options, None if options.lora_memory is None else parse_bytes(options.lora_memory))
-    rest += zoo_bytes(options, path, packing.dtype.itemsize)
-    longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
-    if options.draft_vocab is not None:
-        spec, packing = (spec, packing) if draft is None else of(draft)
-        rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
-    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest, held)
-
-
 def block_size_of(options: Options, pair: "Pair") -> int:
     """Tokens of a block in an engine with this pair."""
     return memory_of(options, pair.model, pair.draft).block_size
-
-
-def block_of(size: int, *models: Footprint | None) -> int:
-    """Tokens of a block: `size`, or the power of two from there on with which the states that lie with blocks take no
-    more than STATE_BYTES_PER_TOKEN."""
-    state = sum(model.state for model in models if model is not None)
-    while state > size * STATE_BYTES_PER_TOKEN:
-        size *= 2
-    return size
-
-
-def tokenizer_bytes(file: Path) -> int:
-    """Size in bytes of tokenizer.json, or of everything in a GGUF file before its weights."""
-    if file.suffix != ".gguf":
-        return file.stat().st_size
-    from paceline.model.gguf import load_header
-
-    return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
-
-
-def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
-    """What comes of `options.memory`, before anything is loaded. CapacityError where it is too little."""
-    memory, rows = memory_of(options, path, draft), max(options.row_budget, options.max_requests)
-    if options.memory is not None:
-        shape = memory.fit(parse_bytes(options.memory), rows, options.max_requests, options.blocks)
-        log.info("memory: %s; %s", shape, {name: f"{size:,}" for name, size in memory.parts(shape).items()})
-        return shape
-    blocks = options.blocks
-    if blocks is None:
-        import psutil
-
-        models = [m for m in (memory.target, memory.draft) if m is not None]
-        several = max(m.unit for m in models)  # blocks that fill whole units of every pool
-        each = sum(m.held(several, memory.block_size) for m in models) / several
-        contexts = -(-memory.max_len // memory.block_size) * options.max_requests
-        blocks = max(1, min(int(psutil.virtual_memory().available / 4 / each), contexts))
-    return BudgetShape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
-
-
-STATE_BYTES_PER_TOKEN = 64 << 10
-"""Bytes of the states that lie with blocks, for each of their tokens, at most: about what keys and values take in a
-model of the same size that attends in all layers."""
-UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def parse_bytes(value: int | str) -> int:
-    """Bytes from 1500000, "512M", "2G", "1.5GiB"."""
-    if isinstance(value, int):
-        return value
-    text = value.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = text[-1:] if text[-1:] in UNITS else ""
-    try:
-        return int(float(text.removesuffix(unit)) * UNITS[unit])
-    except (ValueError, OverflowError):
-        raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None

@@ -40,14 +40,3 @@ def zoo_bytes(options: Options, path: Path, itemsize: int) -> int:
         return 0
     places = adapters_of(options.zoo, "zoo").values()
     return sum(delta_bytes(path, resolve(at, None, options.token), itemsize) for at in places)
-
-
-def lora_bytes(options: Options, memory: int | None) -> int:
-    """Bytes that adapters may take: `memory`, or those of the files that are named, of which `max_loras` at most
-    are in memory at a time. Factors in float32, which PyTorch keeps, are twice those of a file in bfloat16."""
-    if memory is not None:
-        return memory
-    files = [at / "adapter_model.safetensors" if at.is_dir() else at for at in adapters_of(options.lora).values()]
-    files = [file if file.is_file() else file.with_suffix(".bin") for file in files]
-    sizes = sorted((file.stat().st_size for file in files if file.is_file()), reverse=True)
-    return 2 * sum(sizes[: options.max_loras])

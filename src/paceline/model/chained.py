@@ -212,7 +212,7 @@ def check_alike(name: str, one: "Decoder", base: "Decoder") -> None:
 def check_base(base: "Decoder") -> None:
     """Raise RefusalError where the layers of this model cannot be parted."""
     spec = base.spec
-    if spec.recurrent or spec.sinks or base.spread is not None or spec.multipliers is not None:
+    if spec.recurrent or spec.sinks or spec.token_width or base.spread is not None or spec.multipliers is not None:
         raise RefusalError(f"A {spec.family} model of this kind serves no zoo yet; serve its fine-tunes by --models.")
     if not base.weights.sections:
         raise RefusalError("This model's weights have no digests; remove its packed weights (paceline rm packed).")

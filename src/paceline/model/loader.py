@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.model import store
-from paceline.model.blocks import Block, FeedForward, LayerNorm, Mixture, Norm, SelfAttention, SideBySide, WholeNorm
+from paceline.model.blocks import Attending, BesideMixture, Block, FeedForward, Mixture, SelfAttention, SideBySide
 from paceline.model.checkpoint import Tensors
 from paceline.model.decoder import Weights
 from paceline.model.families import FAMILIES
@@ -18,11 +18,13 @@ from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
+from paceline.model.load_parts import PartLoader
+from paceline.model.norms import LayerNorm, Norm, WholeNorm
 from paceline.model.packed import Packed, by_head, halves, interleave
 from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
-from paceline.model.spec import Attention, Both, Delta, Experts, Mamba, ModelSpec, Multipliers, ShortConv
+from paceline.model.spec import Attention, Both, Delta, Experts, Latent, Mamba, ModelSpec, Multipliers, ShortConv
 
 log = logging.getLogger("paceline")
 MASKED_LOGIT = -1e30
@@ -53,10 +55,11 @@ class Loader:
         """Ids that may be drawn, where the rows of embedding and head are not the checkpoint's; else None."""
         self.fitted = replace(spec, vocab=vocab)
         other = tensors.interleaved
-        self.interleaved = FAMILIES[spec.family].interleaved if other is None else other
+        self.interleaved = FAMILIES[spec.family].interleaved is True if other is None else other
         self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
         self.bytes = 0
         self.fingerprint = Fingerprint()
+        self.parts = PartLoader(self)
 
     def identity(self, weights: str) -> str:
         """The model's, by the digest of its weights."""
@@ -93,8 +96,10 @@ class Loader:
         else:
             last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
         self.tensors.let_go()
+        tokens = self.parts.tokens() if spec.token_width else None
+        self.tensors.let_go()
         sections.append(self.fingerprint.since(before, sections[0]))
-        return Weights(embedding, blocks, norm, last, self.bytes, keep.sections or tuple(sections))
+        return Weights(embedding, blocks, norm, last, self.bytes, keep.sections or tuple(sections), tokens)
 
     def key(self, name: str, mark: int, *more: object) -> str:
         """Name of the matrix that is packed of what was taken since `mark`: equal ones of two models are one."""
@@ -167,15 +172,21 @@ class Loader:
             ffn_norm=norm(names.ffn_norm) if feeds else None,
             ffn=self.feed(at, index),
             ffn_post_norm=norm(names.ffn_post_norm),
+            close=self.parts.close(at) if spec.layer_scale else None,
         )
 
-    def mixer(self, at: str, index: int) -> SelfAttention | GatedConv | Recurrence | SideBySide | None:
+    def mixer(self, at: str, index: int) -> Attending | GatedConv | Recurrence | SideBySide | None:
         """Its number is that among the layers with the same kind of memory: K/V, or a state."""
-        before, form = self.spec.layers[:index], self.spec.layers[index].mixer
+        spec = self.spec
+        before, form = spec.layers[:index], spec.layers[index].mixer
         keys = sum(layer.attends is not None for layer in before)
         state = sum(layer.recurs is not None for layer in before)
         if form is None:
             return None
+        if isinstance(form, Latent):
+            return self.parts.latent(at, spec.place(index)[1], form)
+        if isinstance(form, Attention) and spec.value_norm:
+            return self.parts.varied(at, spec.place(index)[1], form)
         if isinstance(form, Attention):
             return self.attention(at, keys, form)
         if isinstance(form, ShortConv):
@@ -316,7 +327,7 @@ class Loader:
     def gated_norm(self, at: str, width: int, groups: int, first: bool) -> GatedNorm:
         return GatedNorm(self.take_wide(f"{at}norm.weight", width), self.spec.norm_eps, groups, first)
 
-    def feed(self, at: str, index: int) -> FeedForward | Mixture | None:
+    def feed(self, at: str, index: int) -> FeedForward | Mixture | BesideMixture | None:
         names, form = self.names, self.spec.layers[index].feed
         if form is None:
             return None
@@ -329,7 +340,7 @@ class Loader:
             name = at + names.correction
             shape = (1, form.count) if len(self.tensors.shape(name)) == 2 else (form.count,)  # ernie has it in a row
             correction = self.keep.tensor(name, lambda: self.take_wide(name, *shape).view(-1))
-        return Mixture(
+        mixture = Mixture(
             form,
             self.wide(at + names.router, form.count, form.router_bias),
             [self.expert(at, number, form.width) for number in held],
@@ -337,6 +348,13 @@ class Loader:
             self.wide(at + names.shared_gate, 1, False) if shared and form.shared_gated else None,
             correction if form.corrected else None,
         )
+        return self.parts.beside(at, mixture) if form.beside else mixture
+
+    def unread(self, name: str) -> bool:
+        """Does this tensor belong to keys and values of a layer that reads another's?"""
+        shares = [i for i, layer in enumerate(self.spec.layers) if layer.attends and layer.attends.shares is not None]
+        names = (*self.names.qkv[1:], self.names.k_norm, self.names.k_norm.replace("k_norm", "v_norm"))
+        return any(name.startswith(self.names.layer.format(i) + it + ".") for i in shares for it in names)
 
     def elsewhere(self, name: str) -> bool:
         """Is this tensor one of the experts that other processes hold?"""
@@ -403,7 +421,7 @@ class Loader:
                 offset = scaled(offset, factors if of_bias is None else of_bias)
             if order is not None and offset is not None:
                 offset = order(offset)
-            if by_groups is not None:
+            if by_groups is not None and factors is None:
                 found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
                 for name, part in zip(names, found):
                     if part is not None:
