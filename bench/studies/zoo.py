@@ -37,7 +37,8 @@ from paceline.model.blockzoo import digests_of
 from paceline.model.decoder import Decoder
 
 PROMPTS = [
-    "The capital of France is", "def fibonacci(n):", "Once upon a time there was a", "Question: A train travels 60 miles",
+    "The capital of France is", "def fibonacci(n):", "Once upon a time there was a",
+    "Question: A train travels 60 miles",
     "In the beginning", "Write a function that sorts", "She looked at the old house and", "The three most important",
 ]  # fmt: skip
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
@@ -123,7 +124,8 @@ def memory(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, P
         total, want = (whole + added) / whole, (whole + expected) / whole
         print(f"{kept}: process with the base {sizes['none', kept] / 1e6:.1f} MB, with {len(models)} fine-tunes "
               f"{sizes['all', kept] / 1e6:.1f} MB (+{added / 1e6:.1f}, expected +{expected / 1e6:.1f}); weights are "
-              f"{total:.4f} times the base's {whole / 1e6:.1f} MB, 1 + sum of deltas is {want:.4f}, {total / want - 1:+.2%}; "
+              f"{total:.4f} times the base's {whole / 1e6:.1f} MB, 1 + sum of deltas is {want:.4f}, "
+              f"{total / want - 1:+.2%}; "
               f"equal ones +{(sizes['equal', kept] - sizes['none', kept]) / 1e6:.1f} MB")  # fmt: skip
 
 
@@ -149,7 +151,8 @@ def same(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Pat
                 got[name].append(out.token_ids)
             table = cast(Decoder, llm.engine.model).chains
             assert table is not None
-            print(f"{drafter}: {sum(got[it] == want[it] for it in want)} of {len(want)} models have the texts they have "
+            print(f"{drafter}: {sum(got[it] == want[it] for it in want)} of {len(want)} models have the texts "
+                  "that they have "
                   f"alone; {len({str(it) for it in want.values()})} different; calls {table.passes}, of a part of the "
                   f"rows {table.parted}")  # fmt: skip
 
@@ -173,7 +176,8 @@ def served(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, P
             seconds, wall, tokens = asked([*arguments], wishes)
             ordered = sorted(seconds)
             print(f"{word}: {tokens / wall:.1f} tokens/s, {len(wishes)} requests in {wall:.1f} s; p50 "
-                  f"{ordered[len(ordered) // 2]:.2f} s, p95 {ordered[int(0.95 * len(ordered))]:.2f} s", flush=True)  # fmt: skip
+                  f"{ordered[len(ordered) // 2]:.2f} s, p95 "
+                  f"{ordered[int(0.95 * len(ordered))]:.2f} s", flush=True)  # fmt: skip
 
 
 def asked(arguments: list[str], wishes: list[tuple[str, str]]) -> tuple[list[float], float, int]:
@@ -215,8 +219,8 @@ def asked(arguments: list[str], wishes: list[tuple[str, str]]) -> tuple[list[flo
 
 
 def simulate(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Path]) -> None:
-    """Apps of a 7B base (13 GB, 8 runs of layers, 25 ms a pass) of which each changes the last run, on 80 GB devices that
-    have 40 GB left for weights."""
+    """Apps of a 7B base (13 GB, 8 runs of layers, 25 ms a pass) of which each changes the last run, on 80 GB devices
+    that have 40 GB left for weights. `load`: the apps' passes next to those of all devices with 6 rows a batch."""
     gigabyte, runs = 10**9, 8
     size, seconds = 13 * gigabyte // runs, 0.025 / runs
     ways = Ways(near=0.00005, far=0.00005 + 8192 / 12.5e9)
@@ -225,7 +229,7 @@ def simulate(args: argparse.Namespace, models: dict[str, Path], loras: dict[str,
         for load in (0.5, 0.8):
             devices = [ZooDevice(i // 3, 40 * gigabyte) for i in range(12)]
             weights = [1 / (rank + 1) for rank in range(apps)]
-            rate = load * 12 / 0.025 * 6 / sum(weights)  # a batch of 32 has 16 times a row's throughput
+            rate = load * 12 / 0.025 * 6 / sum(weights)
             rng.shuffle(weights)
             whole = {f"m{a}": ZooBlock(f"m{a}", 13 * gigabyte, 0.025) for a in range(apps)}
             plain = [Demand((f"m{a}",), w * rate) for a, w in enumerate(weights)]
@@ -236,7 +240,8 @@ def simulate(args: argparse.Namespace, models: dict[str, Path], loras: dict[str,
             ]
             line = []
             for word, rule, those, demands in (
-                ("models", greedy, whole, plain), ("greedy", greedy, blocks, chained), ("best fit", best_fit, blocks, chained),
+                ("models", greedy, whole, plain), ("greedy", greedy, blocks, chained),
+                ("best fit", best_fit, blocks, chained),
             ):  # fmt: skip
                 try:
                     places: BlockPlaces = rule(those, demands, devices, 1.0)

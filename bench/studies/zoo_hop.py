@@ -3,10 +3,10 @@
     python bench/studies/zoo_hop.py BASE TUNE [--hops 0 20 100] [--tokens 48] [--nodes 4] [--threads 1]
 
 TUNE is a fine-tune of BASE that changes its top layers. These are in another process, behind a pipe whose answers take
-a hop's time more: a pass goes up to them here, crosses with its hidden states, and comes back as logits. Next to it, the
-base's own top layers are here: they stand in for those far away. The base, whose lower layers are the fine-tune's very
-own matrices, drafts through its stand-in; the pass over the hop verifies, by replay of the drafted rows through the true
-layers, and what it says is the text. So a hop is paid for several tokens, and the text is that without drafts.
+a hop's time more: a pass goes up to them here, crosses with its hidden states, and comes back as logits. Next to it,
+the base's own top layers are here: they stand in for those far away. The base, whose lower layers are the fine-tune's
+very own matrices, drafts through its stand-in; the pass over the hop verifies, by replay of the drafted rows through the
+true layers, and what it says is the text. So a hop is paid for several tokens, and the text is that without drafts.
 """
 
 import argparse
@@ -64,8 +64,8 @@ def main() -> None:
                     tau.append(args.tokens / max(1, out.stats.passes))
                 took[word] = median(seconds)
                 print(f"hop {hop:g} ms, {word}: {median(seconds):.2f} s for {args.tokens} tokens "
-                      f"({min(seconds):.2f} to {max(seconds):.2f}), {(far.passes - passes) / len(PROMPTS):.1f} crossings a "
-                      f"text, tau {median(tau):.2f}; texts equal: {same}", flush=True)  # fmt: skip
+                      f"({min(seconds):.2f} to {max(seconds):.2f}), {(far.passes - passes) / len(PROMPTS):.1f} "
+                      f"crossings a text, tau {median(tau):.2f}; texts equal: {same}", flush=True)  # fmt: skip
                 far.end()
         print(f"hop {hop:g} ms: {took['none'] / took['surrogate']:.2f} times as fast with a surrogate", flush=True)
 
