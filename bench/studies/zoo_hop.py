@@ -5,8 +5,8 @@
 TUNE is a fine-tune of BASE that changes its top layers. These are in another process, behind a pipe whose answers take
 a hop's time more: a pass goes up to them here, crosses with its hidden states, and comes back as logits. Next to it,
 the base's own top layers are here: they stand in for those far away. The base, whose lower layers are the fine-tune's
-very own matrices, drafts through its stand-in; the pass over the hop verifies, by replay of the drafted rows through the
-true layers, and what it says is the text. So a hop is paid for several tokens, and the text is that without drafts.
+very own matrices, drafts through its stand-in; the pass over the hop verifies, by replay of the drafted rows through
+the true layers, and what it says is the text. So a hop is paid for several tokens, and the text is that without drafts.
 """
 
 import argparse
