@@ -141,6 +141,13 @@ def test_packed_weights_are_on_disk_once(
             assert alone(path, GREEDY, **options) == want[name]
     [said_once] = [record for record in caplog.records if "packed again" in record.getMessage()]
     assert "\n" not in said_once.getMessage()
+    listed = run("list").output
+    assert "base-native" in listed
+    [base] = [file for file in kept() if file.name.startswith("base-")]
+    own = {*parts_of(base)} - {key for file in kept() if file != base for key in parts_of(file)}
+    assert own and store.remove(base) > sum(parts_of(base).values())
+    there = {file.name for file in (here / "parts").iterdir()}
+    assert not own & there
     for file in kept():
         file.unlink()
     sweep()

@@ -52,7 +52,7 @@ def main() -> None:
             ("none", {"drafter": "none"}),
             ("surrogate", {"draft": args.base, "drafter": "model", "nodes": args.nodes}),
         ):
-            with LLM(args.tune, threads=args.threads, blocks=BLOCKS, **options) as llm:  # type: ignore[arg-type]
+            with LLM(args.tune, threads=args.threads, blocks=BLOCKS, **options) as llm:
                 far = Far(llm, args.tune, hop / 1e3, args.threads)
                 llm.generate(PROMPTS[:1], replace(wish, max_tokens=4), progress=False)
                 seconds, same, passes, tau = list[float](), True, far.passes, []

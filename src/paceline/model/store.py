@@ -326,6 +326,17 @@ def parts_of(file: Path) -> dict[str, int]:
         return {}
 
 
+def remove(file: Path) -> int:
+    """Remove a file of packed weights, and the matrices that no other names; how many bytes that frees."""
+    mine, freed = parts_of(file), file.stat().st_size
+    file.unlink()
+    others = {key for other in kept() for key in parts_of(other)}
+    for key in mine.keys() - others:
+        parts.place(key).unlink(missing_ok=True)
+        freed += mine[key]
+    return freed
+
+
 def sweep(at_once: bool = False) -> None:
     """Remove the matrices that no file names any more; `at_once`: also those that somebody may be writing a file for
     now."""

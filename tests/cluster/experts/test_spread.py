@@ -125,7 +125,7 @@ def test_the_same_text_from_two_processes_by_a_lying_table(model: Path, tmp_path
     """Drafts, a seed and a table that is wrong about every token; bytes of both are counted; a bare end is seen."""
     with LLM(model, drafter="ngram", **SMALL) as llm:
         texts = [answer.token_ids for answer in llm.generate(PROMPTS, DRAWN, progress=False)]
-        reads = llm.engine.snapshot.expert_loads
+        reads = llm.engine.snapshot().expert_loads
     spec = read_config(model)
     stream = torch.Generator().manual_seed(0)
     lies = RouteTable(
@@ -137,7 +137,7 @@ def test_the_same_text_from_two_processes_by_a_lying_table(model: Path, tmp_path
     with LLM(model, drafter="ngram", expert_parallel=2, expert_table=tmp_path / "lies", **SMALL) as llm:
         found = llm.generate(PROMPTS, DRAWN, progress=False)
         assert [answer.token_ids for answer in found] == texts
-        assert llm.engine.snapshot.expert_loads == reads > 0
+        assert llm.engine.snapshot().expert_loads == reads > 0
         processes = llm.engine.model.spread
         assert min(processes.traffic().values()) > 0
         os.kill(processes.processes[0].pid, signal.SIGKILL)
