@@ -88,6 +88,14 @@ def test_each_text_is_that_of_its_own_model(
         assert mixed not in (same, turned)
 
 
+@pytest.mark.skipif(library() is None, reason="this machine has no native decoder")
+def test_fine_tunes_in_int8(tunes: Callable[[str], dict[str, Path]]) -> None:
+    paths = tunes("llama")
+    with engine(paths, dtype="bfloat16", quantize="int8") as llm:
+        got = texts(llm, named(DRAWN, *NAMES))
+    assert got == [alone(paths[name], DRAWN, dtype="bfloat16", quantize="int8") for name in NAMES]
+
+
 def test_a_mixed_chain_is_the_model_of_these_layers(tunes: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
     """Beside a checkpoint that was put together by hand."""
     from safetensors.torch import load_file, save_file

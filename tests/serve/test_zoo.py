@@ -59,7 +59,8 @@ def test_models_of_a_fleet_share_what_is_equal(tmp_path: Path) -> None:
     """`paceline serve --models` with a fine-tune of its own process' other model, and a zoo in one of them."""
     paths = family_of_tunes(tmp_path)
     (tmp_path / "models.toml").write_text(
-        f'[models.base]\nmodel = "{paths["base"]}"\n[models.one]\nmodel = "{paths["a"]}"\nzoo = ["c={paths["c"]}"]\n'
+        f'[models.base]\nmodel = "{paths["base"]}"\n[models.one]\nmodel = "{paths["a"]}"\nzoo = ["b={paths["b"]}"]\n'
+        f'[models.two]\nmodel = "{paths["base"]}"\nzoo = ["c={paths["c"]}"]\n'
     )
     serve = ["-m", "paceline", "serve", "--models", str(tmp_path / "models.toml"), "--port", "0", "--blocks", "100"]
     with spawned(*serve, "--dtype", "float32", "--drafter", "none") as (address, _):

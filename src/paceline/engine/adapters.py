@@ -117,6 +117,10 @@ class Adapters:
         """May a request name this?"""
         return name in self.named or (self.zoo is not None and is_chain(name))
 
+    def knows(self, name: str) -> bool:
+        """Is this an adapter, a fine-tune, or the base's own name in chains?"""
+        return name in self.named or (self.zoo is not None and name in self.zoo.models)
+
     def parts(self, digest: str) -> bool:
         """Is what has this digest made of layers of its own?"""
         return any(each.digest == digest for each in self._all() if isinstance(each.path, tuple))

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import InputError
-from paceline.model.chain import Chain, Link, is_chain
+from paceline.model.chain import BASE_NAME, Chain, Link, is_chain
 from paceline.model.chained import ChainTable, ChainWeights, check_alike, check_base, composed
 from paceline.model.load import load_model
 from paceline.model.lora import LoraWeights
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline")
 MOST_CHAINS = 256
 """Chains that are remembered by their own names; the one that is unused for longest goes first."""
-BASE_NAME = "base"
-"""Name of the engine's own model in a chain, in addition to its own."""
 
 
 class Zoo:

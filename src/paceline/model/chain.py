@@ -7,6 +7,8 @@ from typing import NamedTuple
 from paceline.core.errors import InputError
 
 LINK = re.compile(r"(.{1,200})\[(\d{1,6}):(\d{1,6})\]")
+BASE_NAME = "base"
+"""Name of an engine's own model in a chain, in addition to its own."""
 MOST_LINKS = 64
 """Runs of layers that a chain may have."""
 MOST_CHAIN_CHARS = 4000
@@ -41,6 +43,14 @@ def read_chain(text: str) -> Chain:
     if len(found) > MOST_LINKS:
         raise InputError(f"A chain may have {MOST_LINKS} parts, but this one has {len(found)}.")
     return tuple(found)
+
+
+def parts_of_chain(name: str) -> set[str]:
+    """Models that a chain names, other than its base; of another name that name itself."""
+    if not is_chain(name):
+        return {name}
+    found = {match[1].strip() for part in name[:MOST_CHAIN_CHARS].split("+") if (match := LINK.fullmatch(part.strip()))}
+    return found - {BASE_NAME}
 
 
 def check_chain(chain: Chain, layers: int) -> None:
