@@ -141,7 +141,7 @@ def same(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Pat
             want[name] = [out.token_ids for out in llm.generate(PROMPTS, GREEDY, progress=False)]
     for drafter in ("none", "ngram"):
         zoo = {"zoo": models, "lora": loras, "threads": args.threads}
-        with LLM(args.base, drafter=drafter, **zoo, **SMALL) as llm:
+        with LLM(args.base, drafter=drafter, nodes=None if drafter == "none" else 3, **zoo, **SMALL) as llm:
             wishes = [(name, prompt) for prompt in PROMPTS for name in want]
             outs = llm.generate(
                 [prompt for _, prompt in wishes], [replace(GREEDY, adapter=name) for name, _ in wishes], progress=False
