@@ -1,6 +1,6 @@
 """What fine-tunes that share a base take and give, in one engine and in engines of their own (arXiv 2404.18322).
 
-    python bench/studies/zoo.py BASE TUNES [--parts disk memory same served simulate] [--requests 64] [--threads 2]
+    python bench/studies/zoo.py BASE TUNES [--parts disk memory same served simulate] [--requests 64]
 
 TUNES is a directory of fine-tunes, such as recipes/zoo/train.py makes. Adapters there are served as such.
 
@@ -51,6 +51,7 @@ def main() -> None:
     parser.add_argument("tunes", type=Path)
     parser.add_argument("--parts", nargs="+", default=["disk", "memory", "same", "served", "simulate"])
     parser.add_argument("--requests", type=int, default=64)
+    parser.add_argument("--engines", nargs="+", default=["zoo", "own"], help="for the part served")
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     found = sorted(it for it in args.tunes.iterdir() if it.is_dir())
@@ -172,7 +173,9 @@ def served(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, P
         room = 'memory = "1100M"\n'
         each = "".join(f'[models."{n}"]\nmodel = "{p}"\nmemory = "520M"\n' for n, p in models.items())
         table.write_text(room + each)
-        for word, arguments in (("zoo", zoo), ("own engines", ["--models", str(table), *common])):
+        for word, arguments in (("zoo", zoo), ("own", ["--models", str(table), *common])):
+            if word not in args.engines:
+                continue
             seconds, wall, tokens = asked([*arguments], wishes)
             ordered = sorted(seconds)
             print(f"{word}: {tokens / wall:.1f} tokens/s, {len(wishes)} requests in {wall:.1f} s; p50 "
