@@ -43,9 +43,7 @@ def test_options_are_those_of_the_engine() -> None:
     assert get_type_hints(EngineOptions).keys() == own
     hints, freer = get_type_hints(Options), {"lora", "zoo", "substitute"}  # mappings and paths, too
     assert {name: hints[name] for name in own - freer} == {
-        name: hint
-        for name, hint in get_type_hints(EngineOptions).items()
-        if name not in freer
+        name: hint for name, hint in get_type_hints(EngineOptions).items() if name not in freer
     }
     for face in (LLM, AsyncLLM):
         shown = inspect.signature(face).parameters
