@@ -16,6 +16,7 @@ from paceline.engine import calibrate, learned
 from paceline.engine.adapters import adapters_of
 from paceline.engine.config import EngineConfig
 from paceline.engine.options import Options
+from paceline.engine.tunes import zoo_bytes
 from paceline.model.checkpoint import DTYPES, read_config
 from paceline.model.footprint import Footprint
 from paceline.model.linear import unfused
@@ -154,7 +155,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    rest += lora_bytes(options)
+    rest += lora_bytes(options) + zoo_bytes(options, path, packing.dtype.itemsize)
     longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)

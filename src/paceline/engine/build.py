@@ -28,6 +28,7 @@ from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.text import Text
+from paceline.engine.tunes import load_zoo
 from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.model.checkpoint import read_config, resolve
 from paceline.model.decoder import Decoder
@@ -74,7 +75,7 @@ def build(options: Options) -> tuple[Engine, Text]:
     engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
     if vocabulary is not None and wish_of(options.draft_vocab or "").learns:
         engine.vocabulary = vocabulary
-    load_adapters(engine, options)
+    load_adapters(engine, text, options)
     start(engine, options)
     if files is not None:
         engine.keep_on_disk(files)
@@ -212,11 +213,12 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
     """How `load_model` is to lay out a model of these options."""
     return {
         "dtype": options.dtype, "quantize": quantize, "kv_dtype": options.kv_dtype, "device": options.device,
-        "cache": options.weights_cache, "late": options.late_weights and options.overlap == "none",
+        "cache": options.weights_cache,
+        "late": options.late_weights and options.overlap == "none" and not options.zoo,
     }  # fmt: skip
 
 
-def load_adapters(engine: Engine, options: Options) -> None:
+def load_adapters(engine: Engine, text: Text, options: Options) -> None:
     """Serve the adapters of these options."""
     memory = None if options.lora_memory is None else parse_bytes(options.lora_memory)
     engine.session.adapters = made = Adapters(engine.model, options.max_loras, memory)
@@ -224,6 +226,9 @@ def load_adapters(engine: Engine, options: Options) -> None:
         made.enter(name, path, made.read(path))
     if made.named:
         log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
+    if options.zoo:
+        form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
+        load_zoo(made, cast(Decoder, engine.model), text, options, Path(str(paths(options)[0])).name, form)
 
 
 def start(engine: Engine, options: Options) -> None:
@@ -290,6 +295,8 @@ def check_options(options: Options) -> None:
         if value is not None and value < minimum:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
     check_experts(options)
+    if options.substitute and not options.zoo:
+        raise InputError("substitute is given, but there is no zoo whose layers it could be about; give both.")
     policy(options.eviction)
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)

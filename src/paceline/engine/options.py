@@ -156,6 +156,16 @@ class Options(StepOptions):
         _any("An adapter (LoRA) of the model, NAME=DIR, in PEFT's layout or a GGUF file; requests name it as their "
              "model. In Python also {name: directory}.", "--lora"),
     ] = ()  # fmt: skip
+    zoo: Annotated[
+        tuple[str, ...],
+        _any("A fine-tune of the model, NAME=DIR, that shares with it what is equal; requests name it as their model, "
+             "or a chain of layers such as a[0:12]+b[12:24]. In Python also {name: directory}.", "--zoo"),
+    ] = ()  # fmt: skip
+    substitute: Annotated[
+        tuple[str, ...],
+        _any("Let the model's layers take the place of a fine-tune's where this report of paceline zoo compare found "
+             "them equivalent: the fine-tune's text changes within the report's bound.", "--substitute"),
+    ] = ()  # fmt: skip
     max_loras: Annotated[int, _serving("Most adapters in memory at one time; idle ones go, and are read again.")] = 16
     lora_memory: Annotated[
         str | int | None, _serving("Bytes for all adapters in memory, such as 512M. Default: max_loras alone limits.")
@@ -211,6 +221,8 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     chat_template: Path | str | None
     lora: "Sequence[str] | Mapping[str, str | Path]"
+    zoo: "Sequence[str] | Mapping[str, str | Path]"
+    substitute: "Sequence[str | Path]"
     max_loras: int
     lora_memory: str | int | None
     expert_parallel: int
