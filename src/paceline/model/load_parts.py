@@ -84,14 +84,10 @@ class PartLoader:
     def tokens(self) -> TokenInputs:
         spec, (table, projection, norm) = self.spec, self.names.tokens
         every, width = len(spec.layers) * spec.token_width, spec.token_width
-        dtype, form, keep = self.loader.packing.dtype, self.loader.packing.head, self.loader.keep
-
-        def rows() -> Tensor:
-            return self.loader.take(f"{table}.weight", spec.token_vocab, every)
-
-        packed = form is not None and every % GROUP == 0
+        dtype, form = self.loader.packing.dtype, self.loader.packing.head
+        rows = self.loader.take(f"{table}.weight", spec.token_vocab, every)
         return TokenInputs(
-            keep.linear(table, lambda: form.pack(rows(), None)) if packed and form else keep.tensor(table, rows),
+            rows if form is None or every % GROUP else form.pack(rows, None),
             torch.tensor(math.sqrt(width), dtype=dtype).item(),  # rounded as the embedding's
             self.loader.linear("", (projection,), (every,), spec.hidden, False),
             spec.hidden**-0.5,
