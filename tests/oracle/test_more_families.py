@@ -60,7 +60,7 @@ CASES = {name: Case(name) for name in MORE} | {
             "use_double_wide_mlp": True,
         },
     ),
-    "gemma4_text": Case("gemma4_text", {"layer_types": SLIDING}),
+    "gemma4_text": Case("gemma4_text", {"layer_types": SLIDING, "hidden_size_per_layer_input": 32}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")

@@ -9,6 +9,7 @@ from torch import Tensor
 from paceline.model.attending import LatentAttention, VariedAttention
 from paceline.model.blocks import ACTIVATE, BesideMixture, Mixture
 from paceline.model.groups import GROUP
+from paceline.model.linear import Packing
 from paceline.model.norms import Norm
 from paceline.model.packed import halves
 from paceline.model.parts import Prepared
@@ -16,7 +17,6 @@ from paceline.model.per_token import LayerClose, TokenInputs
 from paceline.model.spec import Attention, Latent
 
 if TYPE_CHECKING:
-    from paceline.model.linear import Packing
     from paceline.model.loader import Loader
 
 LATENT_EPS = 1e-6

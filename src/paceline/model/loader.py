@@ -105,7 +105,9 @@ class Loader:
         """Name of the matrix that is packed of what was taken since `mark`: equal ones of two models are one."""
         shape = replace(self.fitted, max_len=0, layers=())
         turned = sorted({len(mixer.rope.inverse) for mixer in self.spec.attentions})
-        facts = (name, shape, turned, self.packing.describe(), self.known, self.interleaved, str(self.device), *more)
+        latent = {(it.interleaved, it.head_dim, it.rank) for it in self.spec.attentions if isinstance(it, Latent)}
+        order = (turned, sorted(latent), self.interleaved)
+        facts = (name, shape, order, self.packing.describe(), self.known, str(self.device), *more)
         return self.fingerprint.since(mark, repr(facts))
 
     def keyed(self, name: str, table: Tensor) -> PreparedTable:
