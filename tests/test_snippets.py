@@ -19,6 +19,7 @@ from paceline.cli import app
 from paceline.cli.serve import ServingArgs, fleet_of
 from paceline.engine.build import DEMO
 from paceline.model.pull import have
+from tests.patience import PATIENCE_S
 from tests.serve.process import spawned
 from tests.snippets import ROOT, Snippet, collected, words
 
@@ -89,7 +90,7 @@ def test_a_snippet(snippet: Snippet, request: pytest.FixtureRequest, tmp_path: P
         command = ["bash", "-ec", text] if way == "curl" else [sys.executable, str(script)]
         where = {"PYTHONPATH": os.pathsep.join([str(ROOT / "examples"), os.environ.get("PYTHONPATH", "")])}
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=120, cwd=tmp_path, env={**os.environ, **where}
+            command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, env={**os.environ, **where}
         )
         assert done.returncode == 0, done.stderr
         if way == "curl":
