@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
+from paceline.attend import reference
 from paceline.bench import context as contexts
 from paceline.bench.busy import CpuWatch
 from paceline.bench.files import save, save_json
@@ -29,7 +30,6 @@ from paceline.core.request import Request
 from paceline.engine.build import build
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
-from paceline.model import blocks
 from paceline.model.decoder import Decoder
 from paceline.model.native import NativeDecoder
 
@@ -186,9 +186,10 @@ def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iter
     yield model, "embed", clock.wrap(EMBEDDING, model.embed)
     yield model, "logits", clock.wrap(HEAD, model.logits)
     yield model, "rotaries", [clock.wrap(ROPE, rotary) for rotary in model.rotaries]
-    yield blocks, "rotate_", clock.wrap(ROPE, blocks.rotate_)
+    yield reference, "rotate_", clock.wrap(ROPE, reference.rotate_)
     yield model.attend, "prepare", clock.wrap(ATTENTION, model.attend.prepare)
-    yield model.attend, "forward", clock.wrap(ATTENTION, model.attend.forward)
+    attends = "forward" if isinstance(model.attend, reference.Reference) else "turned"
+    yield model.attend, attends, clock.wrap(ATTENTION, getattr(model.attend, attends))
     yield weights, "norm", clock.wrap(NORMS, weights.norm)
     for block in weights.blocks:
         dense = [*getattr(block.ffn, "experts", [block.ffn])]

@@ -81,6 +81,13 @@ class Rows:
         return len(self.numbers) - 4 * self.count - len(self.segments) * self.width
 
     @cached_property
+    def bounds(self) -> "Tensor":
+        """[R, 4] int64 on the device: start, given, nodes and base of each segment."""
+        import torch
+
+        return torch.tensor([segment[:4] for segment in self.segments]).to(self.device)
+
+    @cached_property
     def _tensors(self) -> "Sequence[Tensor]":
         import torch
 

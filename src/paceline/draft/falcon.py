@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.attend.turn import rotate_
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Offers
@@ -28,7 +29,7 @@ from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
 from paceline.draft.native_layers import layer_spec
 from paceline.draft.tree import Tree
-from paceline.model.blocks import FeedForward, Norm, rotate_
+from paceline.model.blocks import FeedForward, Norm
 from paceline.model.linear import Linear, Packing, plain
 
 FALCON = "falcon"

@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.attend import Attend
+from paceline.attend.turn import rotate_
 from paceline.core.rows import Rows
 from paceline.model import pages
-from paceline.model.blocks import Rotary, rotate_
+from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked
 from paceline.model.linear import Packing
 from paceline.model.spec import Rope

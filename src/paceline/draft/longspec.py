@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from paceline.attend.turn import rotate_
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Ability, Embeds, KeySource, Rowless
 from paceline.core.errors import CheckpointError
@@ -28,7 +29,7 @@ from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
 from paceline.draft.native_layers import layer_spec
 from paceline.draft.tree import Tree
-from paceline.model.blocks import FeedForward, Norm, Rotary, rotate_
+from paceline.model.blocks import FeedForward, Norm, Rotary
 from paceline.model.linear import Linear, Packing, plain
 
 LONGSPEC = "longspec"

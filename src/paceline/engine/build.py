@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from paceline.attend.device import simulated, tensors_on
 from paceline.core.component import DRAFT, TARGET, Component, Narrows, with_files
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
@@ -328,7 +329,7 @@ def check_overlap(overlap: str, device: str) -> None:
     """Raise InputError for a placement that is not known, or that this device does not have."""
     from paceline.engine.placement import placement
 
-    placement(overlap, device)
+    placement(overlap, tensors_on(device))
 
 
 def check_online(online: float, drafter: object) -> None:
@@ -343,6 +344,9 @@ def check_device(device: str) -> None:
     """Raise InputError for a device that is not served, or that this machine or this torch does not have."""
     if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
         raise InputError(f"device is {device!r}, but it must be cpu, cuda or cuda:N.")
+    if simulated(device):
+        log.warning("TRITON_INTERPRET=1: a GPU's kernels run in Triton's interpreter on the CPU, for tests.")
+        return
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError):

@@ -81,6 +81,10 @@ class Decoder:
         """Calls with the rows of a pass, before its layers."""
         self.spread: ExpertGroup | None = None
         """The processes that hold its experts, where others than this one do."""
+        self.following: list[Norm | None] = [None] * len(spec.layers)
+        """The norm that reads the stream behind each layer, where one kernel adds and norms."""
+        self.kernels: Callable[[Tensor, Tensor, torch.dtype, float], Tensor] | None = None
+        """Look-up of embeddings, where that is a kernel."""
         self.drafts = False
         """Has every pass logits of the draft vocabulary alone?"""
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -180,16 +184,19 @@ class Decoder:
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]
         scan = self.states.scan(rows) if self.spec.recurrent else None
+        carried = None
         for group in program.order(len(self.spec.layers)):
             entry = x.clone() if len(group) > 1 else None
             for index in group:
                 if f"input:{index}" in rows.taps:
                     taps[f"input:{index}"] = x.clone()
                 block, rotary, normed = self.weights.blocks[index], self.rotary_of[index], None
+                feeds = (index, "ffn") not in program.skip
                 if (index, "attention") not in program.skip:
-                    normed = block.attend(x, entry, None if rotary < 0 else turns[rotary], self.attend, scan)
-                if (index, "ffn") not in program.skip:
-                    block.feed(x, normed)
+                    turn = None if rotary < 0 else turns[rotary]
+                    normed = block.attend(x, entry, turn, self.attend, scan, carried, feeds)
+                if feeds:
+                    carried = block.feed(x, normed, self.following[index] if program is WHOLE else None)
         if not program.head:
             return Out(self.no_logits(), taps, x)
         if "pre_norm" in rows.taps:
@@ -223,6 +230,8 @@ class Decoder:
 
     def looked_up(self, token: Tensor) -> Tensor:
         table = self.weights.embedding
+        if self.kernels is not None and isinstance(table, Tensor):
+            return self.kernels(table, token, self.compute, self.embedding_scale)
         x = looked_up(table, token) if isinstance(table, Packed) else torch.nn.functional.embedding(token, table)
         x = x.to(self.compute)
         return x if self.spec.embedding_scale == 1.0 else x.mul_(self.embedding_scale)

@@ -64,7 +64,7 @@ class Loader:
     def weights(self) -> Weights:
         spec, names, keep, form = self.spec, self.names, self.keep, self.packing.head
         table = self.table
-        if form is None:
+        if form is None or not form.native:
             embedding: Any = keep.tensor(names.embedding, lambda: table(names.embedding))
         else:
             embedding = keep.linear(names.embedding, lambda: self.by_token(names.embedding, form))
@@ -77,12 +77,12 @@ class Loader:
         own = not spec.tied or f"{names.head}.weight" in self.tensors.place
 
         def head() -> Linear:
-            if form is not None and not (spec.tied and own):
+            if form is not None and form.native and not (spec.tied and own):
                 return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
-            rows = table(names.embedding) if form is not None and spec.tied else embedding
+            rows = table(names.embedding) if form is not None and form.native and spec.tied else embedding
             return (form or self.packing).pack(self.head(rows), self.closed())
 
-        if form is not None and not own and self.known is None:
+        if form is not None and form.native and not own and self.known is None:
             last = self.counted(embedding, 0)  # one copy serves both
         else:
             last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
@@ -396,7 +396,7 @@ class Loader:
 
     def counted(self, layer: Linear, numbers: int) -> Linear:
         """Linear layer with `numbers` weights; the bytes that a pass reads of it are added up."""
-        self.bytes += layer.bytes if isinstance(layer, Packed) else numbers * self.packing.dtype.itemsize
+        self.bytes += getattr(layer, "bytes", 0) or numbers * self.packing.dtype.itemsize
         return layer
 
     def norm(self, name: str, width: int) -> Norm:

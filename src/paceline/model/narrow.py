@@ -17,6 +17,9 @@ def taken(head: Linear, words: Tensor) -> Linear | None:
     if isinstance(head, PlainMatrix):
         at = words.to(head.weight.device)
         return PlainMatrix(head.weight[at], None if head.bias is None else head.bias[at])
+    if hasattr(head, "outputs"):  # matrices of a GPU
+        kept: Linear = head.outputs(words.to(head.weight.device))
+        return kept
     if not isinstance(head, Packed):
         return None
     each = torch.nn.functional.pad(words.cpu(), (0, -len(words) % BLOCK_OUTPUTS))
