@@ -192,7 +192,8 @@ class Triton:
             return
         self.rows, device = rows, self.slots.device
         self.pieces = pieces_of(rows.bounds, rows.count, self.queries // self.group)
-        self.path, self.limits = paths_of(rows.word), rows.position + 1
+        self.path = paths_of(rows.word)
+        self.limits = (rows.position + 1) * (rows.slot >= 0)  # others are of no request
         if any(segment.shift for segment in rows.segments):
             shifts = [segment.shift for segment in rows.segments for _ in range(segment.rows)]
             self.limits += torch.tensor(shifts, device=device)
@@ -220,7 +221,7 @@ class Triton:
     def read(self, layer: int, q: Tensor) -> Tensor:
         """Attend over keys and values that are in their slots."""
         rows, slots, window = self.rows, self.layers[layer], self.windows[layer]
-        out = q.new_empty(rows.count, self.heads * self.head_dim)
+        out = q.new_zeros(rows.count, self.heads * self.head_dim)
         apart = self.spans > 1
         grid: Any = (len(self.pieces), self.kv_heads, self.spans)
         _attend[grid](

@@ -28,6 +28,7 @@ from paceline.model.spec import ModelSpec
 from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
+    from paceline.model.gpu.graphs import Graphs
     from paceline.model.native_adapters import NativeAdapters
     from paceline.model.spread.group import ExpertGroup
 
@@ -83,6 +84,8 @@ class Decoder:
         """The processes that hold its experts, where others than this one do."""
         self.following: list[Norm | None] = [None] * len(spec.layers)
         """The norm that reads the stream behind each layer, where one kernel adds and norms."""
+        self.graphs: Graphs | None = None
+        """Passes that are captured and replayed, on a GPU."""
         self.kernels: Callable[[Tensor, Tensor, torch.dtype, float], Tensor] | None = None
         """Look-up of embeddings, where that is a kernel."""
         self.drafts = False
@@ -113,6 +116,8 @@ class Decoder:
             parts, record = layout_of(form, spec.hidden, self.compute)
             self.states.add(parts, record, self.compute)
         sinks = [block.attention.sinks for block in self.weights.blocks if block.attention is not None]
+        if self.graphs is not None:
+            self.graphs.forget()
         self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
         if isinstance(self.attend, Reference):
             self.attend.sinks = sinks if spec.sinks else []
@@ -174,6 +179,12 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
         self.check(rows)
+        if self.graphs is None or self._lent or self.before:
+            return self.eager(rows)
+        return self.graphs.forward(rows, self.eager)
+
+    def eager(self, rows: Rows) -> Out:
+        """A pass, operation by operation."""
         program, taps = rows.program, dict[str, Tensor]()
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
         if isinstance(self.adapters, AdapterTable):
@@ -275,6 +286,8 @@ class Decoder:
             for head, size in ((self.weights.head, self.spec.vocab), (linear, len(words)))
         )
         self.narrowed, self.drafts = NarrowHead(words.to(self.device), linear), drafts
+        if self.graphs is not None:
+            self.graphs.forget()
         self.weight_bytes = self.weights.bytes + (part - whole if drafts else 0)
 
     def no_logits(self) -> Tensor:

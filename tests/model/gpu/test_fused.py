@@ -85,7 +85,7 @@ def test_rotation_and_the_way_to_the_slots(rotated: int) -> None:
 def mixture(pack: Callable[..., torch.Tensor], bias: bool) -> Mixture:
     from types import SimpleNamespace
 
-    spec, form = SimpleNamespace(activation="silu", gated=True), Experts(24, count=5, active=2)
+    spec, form = SimpleNamespace(activation="silu", gated=True), Experts(5, 2, 24, normed=True)
     offset = (lambda n: random(n)) if bias else (lambda n: None)
     experts = [
         FeedForward(spec, pack(random(48, 16) * (e + 1), offset(48)), pack(random(16, 24) + e, offset(16)))  # type: ignore[arg-type]

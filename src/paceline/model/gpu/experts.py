@@ -11,8 +11,9 @@ from torch import Tensor
 from paceline.attend.device import interpreted
 from paceline.attend.triton import tiles_of
 from paceline.model.blocks import Mixture, routes
-from paceline.model.gpu.matrices import KernelMatrix
+from paceline.model.gpu.matrices import KernelMatrix, pack_floats
 from paceline.model.gpu.product import TILE_INPUTS, TILE_OUTPUTS
+from paceline.model.linear import Linear, WideMatrix
 
 EXPERT_ROWS = 16
 """Rows of a tile."""
@@ -120,8 +121,23 @@ class GroupedMixture(Mixture):
         return self.add_shared(x, y)
 
 
+@dataclass(frozen=True, slots=True)
+class WideKernelMatrix:
+    """`WideMatrix` by a kernel: a row goes to the same experts whatever rows are beside it."""
+
+    matrix: KernelMatrix
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.matrix(x.to(self.matrix.weight.dtype))
+
+
+def by_kernel(matrix: Linear | None) -> Linear | None:
+    return WideKernelMatrix(pack_floats(matrix.weight, matrix.bias)) if isinstance(matrix, WideMatrix) else matrix
+
+
 def grouped(mixture: Mixture) -> Mixture:
-    """The same mixture with its experts stacked, where they are in floats."""
+    """The same mixture with its router by a kernel and, where its experts are in floats, these stacked."""
+    mixture.router, mixture.shared_gate = by_kernel(mixture.router) or mixture.router, by_kernel(mixture.shared_gate)
     first = mixture.experts[0]
     inner, outer = (Stack.of([getattr(it, name) for it in mixture.experts]) for name in ("gate_up", "down"))
     if inner is None or outer is None:

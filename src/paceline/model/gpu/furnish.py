@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 from functools import partial
 
+from paceline.attend.fused import Fused
 from paceline.model.blocks import Block, FeedForward, Mixture
 from paceline.model.decoder import Decoder
 from paceline.model.gpu.experts import grouped
 from paceline.model.gpu.fused import GATED_KINDS, gated, kernelled, looked_up
+from paceline.model.gpu.graphs import CudaGraphs, Graphs, Repeating
 
 
 def furnish(decoder: Decoder) -> None:
@@ -27,6 +29,12 @@ def furnish(decoder: Decoder) -> None:
         if block.mixer is not None:
             decoder.following[index] = block.attention_norm
     decoder.kernels = looked_up
+    still = all(type(block.ffn) is not Mixture for block in weights.blocks)  # which asks the host for its experts
+    if still and not spec.recurrent and decoder.attend_type is not Fused:
+        for rotary in decoder.rotaries:
+            rotary.extend(rotary.most)  # a longer table would be another tensor
+        device = CudaGraphs() if decoder.device.type == "cuda" else Repeating()
+        decoder.graphs = Graphs(device, decoder.device)
 
 
 def feeds(block: Block) -> Iterator[FeedForward]:
