@@ -5,7 +5,6 @@ from importlib.util import find_spec
 
 import torch
 
-
 Device = torch.device | str
 
 

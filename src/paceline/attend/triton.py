@@ -3,11 +3,11 @@
 A program takes a tile of one request's queries (rows times the heads that share a key) and keeps a running softmax over
 blocks of keys (Dao et al. 2022, FlashAttention, algorithm 1). Keys go by their *place* in the row's own text: a
 candidate's ancestors lie behind the prefix, in the order of its path, wherever their slots are. Blocks begin at fixed
-places, and so do the spans whose sums are merged by their log-sum-exp (Dao et al. 2023, Flash-Decoding): by a program of
-each span where tiles are few, else one after the other in one program, alike. A key that a row does not see changes no
-bit. So a row's bits depend on its own text alone: not on batch mates, on the tree it is verified in, or on how its text
-was cut. Nothing is read back to the host, and all shapes follow from the number of rows, of requests and of blocks of a
-table, so that a pass can be captured. The slow twin is reference.py.
+places, and so do the spans whose sums are merged by their log-sum-exp (Dao et al. 2023, Flash-Decoding): by a program
+of each span where tiles are few, else one after the other in one program, alike. A key that a row does not see
+changes no bit. So a row's bits depend on its own text alone: not on batch mates, on the tree it is verified in, or on
+how its text was cut. Nothing is read back to the host, and all shapes follow from the number of rows, of requests and
+of blocks of a table, so that a pass can be captured. The slow twin is reference.py.
 """
 
 from collections.abc import Sequence
@@ -82,7 +82,7 @@ def _attend(  # type: ignore[no-untyped-def]
         top = tl.full([QUERIES], float("-inf"), tl.float32)
         total = tl.zeros([QUERIES], tl.float32)
         mixed = tl.zeros([QUERIES, LANES], tl.float32)
-        for visit in range(0, shared + tails * (last - first)):
+        for visit in range(shared + tails * (last - first)):
             behind = visit - shared
             owner = first + tl.maximum(behind, 0) // tl.maximum(tails, 1)
             at = tl.where(behind < 0, begin + visit * KEYS, tail + tl.maximum(behind, 0) % tl.maximum(tails, 1) * KEYS)
@@ -134,7 +134,7 @@ def _join(  # type: ignore[no-untyped-def]
     limit = tl.load(limits + line // heads)
     inside = lane < DIM
     top, total, mixed = float("-inf"), 0.0, tl.zeros([LANES], tl.float32)
-    for span in range(0, tl.minimum((limit + SPAN - 1) // SPAN, spans)):
+    for span in range(tl.minimum((limit + SPAN - 1) // SPAN, spans)):
         at = line * spans + span
         level, weight = tl.load(levels + at * 2), tl.load(levels + at * 2 + 1)
         higher = tl.maximum(top, level)

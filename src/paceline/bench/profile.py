@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 import torch
 
 from paceline.attend import reference
+from paceline.attend.turn import rotate_
 from paceline.bench import context as contexts
 from paceline.bench.busy import CpuWatch
 from paceline.bench.files import save, save_json
@@ -187,7 +188,7 @@ def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iter
     yield model, "embed", clock.wrap(EMBEDDING, model.embed)
     yield model, "logits", clock.wrap(HEAD, model.logits)
     yield model, "rotaries", [clock.wrap(ROPE, rotary) for rotary in model.rotaries]
-    yield reference, "rotate_", clock.wrap(ROPE, reference.rotate_)
+    yield reference, "rotate_", clock.wrap(ROPE, rotate_)
     yield model.attend, "prepare", clock.wrap(ATTENTION, model.attend.prepare)
     attends = "forward" if isinstance(model.attend, reference.Reference) else "turned"
     yield model.attend, attends, clock.wrap(ATTENTION, getattr(model.attend, attends))

@@ -70,6 +70,9 @@ class Rows:
     """Hidden states to return: `input:i` (input of layer i), `pre_norm`, `post_norm` (before and behind the final
     norm). InputError when the program has no such place."""
 
+    tokens: "Tensor | None" = None
+    """[T] on the device, in place of those in `numbers`, where only the device knows them."""
+
     @property
     def count(self) -> int:
         """T"""
@@ -92,7 +95,8 @@ class Rows:
         import torch
 
         lengths = [self.count] * 4 + [len(self.segments) * self.width, self.wanted]
-        return torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).split_with_sizes(lengths)
+        parts = torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).split_with_sizes(lengths)
+        return parts if self.tokens is None else (self.tokens, *parts[1:])
 
     @property
     def token(self) -> "Tensor":

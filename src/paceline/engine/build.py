@@ -1,14 +1,13 @@
 """From a user's options to an engine with its text half."""
 
 import logging
-import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from paceline.attend.device import simulated, tensors_on
+from paceline.attend.device import tensors_on
 from paceline.core.component import DRAFT, TARGET, Component, Narrows, with_files
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.forest import MAX_CANDIDATES
@@ -25,9 +24,11 @@ from paceline.engine.adapters import Adapters, adapters_of
 from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
 from paceline.engine.experts import check_experts, spread
+from paceline.engine.gpu import check_device, named_memory, room_for_blocks
 from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
+from paceline.engine.ranks import check_ranks, cut, part_of
 from paceline.engine.text import Text
 from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.model.checkpoint import DTYPES, read_config, resolve
@@ -37,6 +38,7 @@ from paceline.model.linear import unfused
 from paceline.model.load import load_model, measure, packing_of
 from paceline.model.opened import opened_once
 from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
+from paceline.sample.drawn import drawn
 
 if TYPE_CHECKING:
     from paceline.core.user import UserFn
@@ -47,6 +49,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline")
 TOKENIZER = 12
 """Most bytes that a tokenizer takes for each of its file."""
+LOADING_ADVICE = "use fewer blocks, a smaller max_model_len, quantize int8 or int4, or tensor_parallel"
 DEMO = Path(__file__).parent.parent / "demo"
 
 
@@ -62,8 +65,12 @@ def build(options: Options) -> tuple[Engine, Text]:
         check_draft_vocab(options, pair)
         _check_pair(name, options.verifier, provided(pair.draft, pair.kind) | ({"callable"} if user else set()))
         shape, block = shape_of(options, pair.model, pair.draft), block_size_of(options, pair)
-        text, model = target(options, pair)
-        components = drafting(options, pair, model, text)
+        with named_memory("while the model was loaded", LOADING_ADVICE):
+            text, model = target(options, pair)
+            components = drafting(options, pair, model, text)
+    for decoder in (model, *components.values()):
+        if isinstance(decoder, Decoder):
+            decoder.draws(drawn)
     fixed = {} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes)
     prices = {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row} if options.nodes is None else {}
     config = EngineConfig.of(
@@ -76,7 +83,10 @@ def build(options: Options) -> tuple[Engine, Text]:
 
     known = learned.recall(options)
     vocabulary = narrowed(options, model, components, text)
-    engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
+    with named_memory("while the K/V cache was made", LOADING_ADVICE):
+        engine = Engine(
+            model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known
+        )
     if vocabulary is not None and wish_of(options.draft_vocab or "").learns:
         engine.vocabulary = vocabulary
     load_adapters(engine, options)
@@ -147,7 +157,9 @@ def target(options: Options, pair: Pair) -> tuple[Text, Decoder]:
 
 
 def loaded(options: Options, path: Path) -> Decoder:
-    """The target, in this process or with its experts in several."""
+    """The target, in this process, or with its experts or parts of its matrices in several."""
+    if options.tensor_parallel > 1:
+        return cut(options, path)
     if options.expert_parallel == 1:
         return load_model(path, **form_of(options, options.quantize), max_len=options.max_model_len)
     return spread(options, path)
@@ -280,10 +292,11 @@ def check_options(options: Options) -> None:
         if value is not None and value < minimum:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
     check_experts(options)
+    check_ranks(options)
     policy(options.eviction)
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)
-    check_device(options.device)
+    check_device(options.device, options.dtype)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)
 
@@ -338,21 +351,6 @@ def check_online(online: float, drafter: object) -> None:
         raise InputError(f"online is {online}, but it must be a share of a core, from 0 (off) to 1.")
     if online and drafter != "crossvocab":
         raise RefusalError(f"online is {online}, but only the drafter crossvocab learns while it serves; name it.")
-
-
-def check_device(device: str) -> None:
-    """Raise InputError for a device that is not served, or that this machine or this torch does not have."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise InputError(f"device is {device!r}, but it must be cpu, cuda or cuda:N.")
-    if simulated(device):
-        log.warning("TRITON_INTERPRET=1: a GPU's kernels run in Triton's interpreter on the CPU, for tests.")
-        return
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        count = torch.cuda.device_count()
-        have = f"this torch sees {count} such GPUs" if count else "this torch sees no such GPU"
-        raise InputError(f"device is {device!r}, but {have}; use cpu.") from None
 
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:
@@ -412,7 +410,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
         return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
 
     spec, packing = of(path, options.max_model_len, options.quantize)
-    target = measure(path, spec, packing)
+    target = part_of(measure(path, spec, packing), options.tensor_parallel)
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
@@ -474,13 +472,12 @@ def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
         return shape
     blocks = options.blocks
     if blocks is None:
-        import psutil
-
         models = [m for m in (memory.target, memory.draft) if m is not None]
         several = max(m.unit for m in models)  # blocks that fill whole units of every pool
         each = sum(m.held(several, memory.block_size) for m in models) / several
         contexts = -(-memory.max_len // memory.block_size) * options.max_requests
-        blocks = max(1, min(int(psutil.virtual_memory().available / 4 / each), contexts))
+        room = room_for_blocks(options.device, sum(m.weights for m in models), memory.target.scratch(rows, 1, rows))
+        blocks = max(1, min(int(room / each), contexts))
     return BudgetShape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
 
 

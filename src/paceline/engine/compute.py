@@ -103,7 +103,9 @@ class Compute:
         if drafts.run:
             texts = [self._continuation(item, plan.passes) for item in plan.items]
             run = cast(Runs, self.model).run
-            return Started(layout, rows, Done(lambda: self.watch.time(run, rows, plan.passes, texts, drafts.proposer)), at)
+            return Started(
+                layout, rows, Done(lambda: self.watch.time(run, rows, plan.passes, texts, drafts.proposer)), at
+            )
         if not any(item.further for item in plan.items):
             begun = Done(lambda: self.watch.time(spans.forward, self.model, rows, entries, exits))
             return Started(layout, rows, begun, at)

@@ -64,5 +64,5 @@ class EventWatch:
 def watch_for(device: "torch.device | str", clock: Callable[[], float]) -> Watch:
     """What times calls on this device; `clock`: of the host."""
     if torch.device(device).type == "cuda":
-        return EventWatch(lambda: torch.cuda.Event(enable_timing=True))
+        return EventWatch(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
     return HostWatch(clock)

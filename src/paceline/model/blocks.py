@@ -179,7 +179,8 @@ class FeedForward:
         if self.gates is not None:
             return self.gates(both)
         if self.spec.activation == "swiglu_clamped":
-            return clamped(*both.chunk(2, -1), *self.spec.swiglu)
+            gate, up = both.chunk(2, -1)
+            return clamped(gate, up, *self.spec.swiglu)
         activate = ACTIVATE[self.spec.activation]
         if not self.spec.gated:
             return activate(both)

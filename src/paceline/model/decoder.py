@@ -1,7 +1,7 @@
 """The decoder: one forward pass over flat rows, for every family."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,9 +28,11 @@ from paceline.model.spec import ModelSpec
 from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
+    from paceline.core.proposer import Continuation, Proposer
     from paceline.model.gpu.graphs import Graphs
+    from paceline.model.gpu.loops import Draw
     from paceline.model.native_adapters import NativeAdapters
-    from paceline.model.spread.group import ExpertGroup
+    from paceline.model.spread.ranks import SpreadRanks
 
 FINAL_NORM_TAPS = ("pre_norm", "post_norm")
 """Hidden states before and behind the final norm."""
@@ -80,10 +82,12 @@ class Decoder:
         self.narrowed: NarrowHead | None = None
         self.before: list[Callable[[Rows], None]] = []
         """Calls with the rows of a pass, before its layers."""
-        self.spread: ExpertGroup | None = None
-        """The processes that hold its experts, where others than this one do."""
+        self.spread: SpreadRanks | None = None
+        """The processes that hold its experts, or parts of its matrices, where others than this one do."""
         self.following: list[Norm | None] = [None] * len(spec.layers)
         """The norm that reads the stream behind each layer, where one kernel adds and norms."""
+        self.draw: Draw | None = None
+        """Draws tokens by temperature alone."""
         self.graphs: Graphs | None = None
         """Passes that are captured and replayed, on a GPU."""
         self.kernels: Callable[[Tensor, Tensor, torch.dtype, float], Tensor] | None = None
@@ -101,13 +105,44 @@ class Decoder:
     def adapt(self) -> "AdapterTable | NativeAdapters":
         """The table of its adapters, made when first asked for. RefusalError where others hold its experts."""
         if self.spread is not None:
-            raise RefusalError("Adapters and expert_parallel cannot be combined; leave one of them out.")
+            raise RefusalError(f"Adapters and {self.spread.option} cannot be combined; leave one of them out.")
         if self.adapters is None:
             self.adapters = AdapterTable(self.spec, self.weights.blocks, self.device, self.compute)
         return self.adapters
 
+    def run(self, rows: Rows, passes: int, texts: "Sequence[Continuation]", proposer: "Proposer | None" = None) -> Out:
+        """`core.component.Runs`, where tokens can be drawn on its device."""
+        from paceline.model.gpu.loops import run
+
+        assert self.draw is not None
+        with torch.inference_mode():
+            return run(self, self.draw, self.block_size, rows, passes, texts, proposer)
+
+    def chain(
+        self,
+        rows: Rows,
+        most: list[int],
+        temperature: list[float],
+        keys: list[list[int]],
+        worth: list[float],
+        share: float,
+        sharp: float,
+    ) -> list[list[int]]:
+        """`draft.model.Chains.chain`, likewise."""
+        from paceline.model.gpu.loops import chain
+
+        assert self.draw is not None
+        with torch.inference_mode():
+            return chain(self, self.draw, self.block_size, rows, most, temperature, keys, worth, share, sharp)
+
+    def draws(self, draw: "Draw") -> None:
+        """Let it draw on its device, where its layers are kernels there: it can then run several passes in one call."""
+        if self.packing.kernels and self.spread is None and not self.spec.recurrent:
+            self.draw = draw
+            self.abilities |= {"run", "chain"}
+
     def allocate(self, blocks: int, block_size: int) -> None:
-        spec = self.spec
+        spec, self.block_size = self.spec, block_size
         windows = [mixer.window for mixer in spec.attentions]
         shape = (len(windows), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
         pool = pages.tensor(shape, self.dtype, self.device)

@@ -100,7 +100,9 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
     norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
     of_head = form.head or form
     head = of_head.size(spec.vocab, spec.hidden)
-    embedding = spec.vocab * spec.hidden * itemsize if form.head is None or not form.native else 0 if spec.tied else head
+    embedding = (
+        spec.vocab * spec.hidden * itemsize if form.head is None or not form.native else 0 if spec.tied else head
+    )
     layer = max(sum(o * i for o, i in matrices) for matrices in each)
     largest = max(o * i for matrices in each for o, i in matrices)
     whole = spec.vocab * spec.hidden  # the head, which is not fused

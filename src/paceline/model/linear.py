@@ -253,6 +253,10 @@ class PlainMatrix:
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
 
+    def outputs(self, at: Tensor) -> "PlainMatrix":
+        """These outputs alone."""
+        return PlainMatrix(self.weight[at], None if self.bias is None else self.bias[at])
+
 
 @dataclass(frozen=True, slots=True)
 class WideMatrix:

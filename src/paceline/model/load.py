@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
@@ -66,12 +67,35 @@ def load_model(
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped, identity=name)
     make = Fused if spec.sinks else quickest(device, packing.dtype)
-    decoder = Decoder(spec, weights, packing, make if fast else Reference, identity=name)
-    if packing.kernels:
+    return equipped(Decoder(spec, weights, packing, make if fast else Reference, identity=name))
+
+
+DecoderT = TypeVar("DecoderT", bound=Decoder)
+
+
+def equipped(decoder: DecoderT) -> DecoderT:
+    """The decoder, which computes with a GPU's kernels where its weights are packed for them."""
+    if decoder.packing.kernels:
         from paceline.model.gpu.furnish import furnish
 
         furnish(decoder)
     return decoder
+
+
+def load_whole(
+    path: Path, kind: type[DecoderT], *, dtype: str, device: str, max_len: int | None, quantize: str | None
+) -> DecoderT:
+    """Load a checkpoint into matrices of which parts can be taken. Raises as `load_model`."""
+    spec, target = read_config(path, max_len), tensors_on(device)
+    if quantize in (None, "none"):
+        packing = next(it for it in available(DTYPES[dtype], device) if it.kernels or it.name == "plain")
+    else:
+        packing = quantised(quantize, DTYPES[dtype], device)
+    with exact():
+        weights, fitted, name = fresh(path, spec, packing, target, None, store.Straight())
+    let_go(path)
+    make = Fused if spec.sinks else quickest(device, packing.dtype)
+    return equipped(kind(fitted, weights, packing, make, identity=name))
 
 
 def load_share(

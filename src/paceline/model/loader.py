@@ -18,7 +18,7 @@ from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
-from paceline.model.packed import Packed, by_head, halves, interleave
+from paceline.model.packed import by_head, halves, interleave
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
 from paceline.model.spec import Attention, Both, Delta, Experts, Mamba, ModelSpec, Multipliers, ShortConv

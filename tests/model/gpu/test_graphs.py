@@ -55,7 +55,9 @@ def pass_(*parts: tuple[int, int], nodes: int = 0, taps: tuple[str, ...] = (), b
         tokens = [10 * number + i for i in range(count + more)]
         slots, table = [100 * number + base + i for i in range(count + more)], [7 + number] * blocks
         words = [1 << i for i in range(more)]
-        builder.add(tokens, slots, table, base, depths=[1] * more, words=words, want=[count - 1, *range(count, len(tokens))])
+        builder.add(
+            tokens, slots, table, base, depths=[1] * more, words=words, want=[count - 1, *range(count, len(tokens))]
+        )
     return builder.build(DEVICE, taps)
 
 

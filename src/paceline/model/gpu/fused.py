@@ -97,12 +97,14 @@ class KernelLayerNorm(Kernelled, LayerNorm):
     pass
 
 
+KINDS: dict[type[Norm], type[Norm]] = {Norm: KernelNorm, LayerNorm: KernelLayerNorm}
+
+
 def kernelled(norm: Norm | None) -> Norm | None:
     """The same norm by kernels; of another kind than RMS and layer norms, the norm as it is."""
-    kind = {Norm: KernelNorm, LayerNorm: KernelLayerNorm}.get(type(norm))  # type: ignore[arg-type]
-    if norm is None or kind is None:
+    if norm is None or type(norm) not in KINDS:
         return norm
-    made = kind.__new__(kind)
+    made: Norm = object.__new__(KINDS[type(norm)])
     made.__dict__.update(norm.__dict__)
     return made
 

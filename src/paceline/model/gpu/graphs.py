@@ -1,8 +1,8 @@
 """Passes of few rows that are captured once and replayed: the host then starts one graph, not a thousand kernels.
 
-A graph serves a *bucket*: all passes of up to so many rows, over tables of up to so many blocks, with the same taps. Its
-input is one array of whole numbers, which stays where it is on the device and is filled in one transfer. Rows that a
-pass lacks have slot -1, belong to no request, and are computed in vain.
+A graph serves a *bucket*: all passes of up to so many rows, over tables of up to so many blocks, with the same taps.
+Its input is one array of whole numbers, which stays where it is on the device and is filled in one transfer. Rows that
+a pass lacks have slot -1, belong to no request, and are computed in vain.
 """
 
 import logging
@@ -39,7 +39,7 @@ class CudaGraphs:
         self.pool: Any = None
 
     def capture(self, call: Callable[[], Out]) -> tuple[Out, Replay]:
-        here, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        here, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         side.wait_stream(here)
         with torch.cuda.stream(side):
             call()  # kernels are compiled, and libraries take their memory, before anything is recorded
@@ -74,7 +74,7 @@ class StaticRows(Rows):
         super().__init__(array("q"), width, [Segment(i, 1, 0, 0) for i in range(rows)], device, taps=taps)
         sizes = [*[rows] * 4, rows * width, rows, rows * 4]
         self.memory = torch.zeros(sum(sizes), dtype=torch.int64, device=device)
-        *tensors, bounds = self.memory.split(sizes)
+        *tensors, bounds = torch.split(self.memory, sizes)
         self.__dict__["_tensors"], self.__dict__["bounds"] = tensors, bounds.view(rows, 4)
 
     @property
@@ -100,6 +100,8 @@ class StaticRows(Rows):
             flat.extend(segment[:4])
         flat.extend(array("q", [0]) * (4 * (self.count - len(rows.segments))))
         self.memory.copy_(torch.frombuffer(flat, dtype=torch.int64))
+        if rows.tokens is not None:
+            self.token[:count].copy_(rows.tokens)
 
 
 @dataclass(slots=True)

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.model.gpu.product import GROUP_INPUTS, product, product4
+from paceline.model.gpu.product import GROUP_INPUTS, parts_of, product, product4
 from paceline.model.rounding import GROUPED_ROUNDING_OUTPUTS, round4
 
 SUPER_BITS = 4.625
@@ -20,6 +20,8 @@ class KernelMatrix:
     weight: Tensor
     scale: Tensor | None
     bias: Tensor | None
+    parts: int
+    """Parts that its inputs are added up in; some of its outputs have those of the whole."""
 
     @property
     def bytes(self) -> int:
@@ -27,7 +29,7 @@ class KernelMatrix:
         return sum(it.nbytes for it in (self.weight, self.scale, self.bias) if it is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return product(x, self.weight, self.scale, self.bias)
+        return product(x, self.weight, self.scale, self.bias, self.parts)
 
     def twin(self, x: Tensor) -> Tensor:
         """The same in PyTorch."""
@@ -36,7 +38,8 @@ class KernelMatrix:
 
     def outputs(self, at: Tensor) -> "KernelMatrix":
         """These outputs alone."""
-        return KernelMatrix(self.weight[at], *(None if it is None else it[at] for it in (self.scale, self.bias)))
+        scale, bias = (None if it is None else it[at] for it in (self.scale, self.bias))
+        return KernelMatrix(self.weight[at], scale, bias, self.parts)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +51,7 @@ class GroupedMatrix:
     times: Tensor
     inputs: int
     bias: Tensor | None
+    parts: int
 
     @property
     def bytes(self) -> int:
@@ -55,7 +59,7 @@ class GroupedMatrix:
         return sum(it.nbytes for it in (self.weight, self.halves, self.times, self.bias) if it is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return product4(x, self.weight, self.halves, self.times, self.inputs, self.bias)
+        return product4(x, self.weight, self.halves, self.times, self.inputs, self.bias, self.parts)
 
     def twin(self, x: Tensor) -> Tensor:
         """The same in PyTorch."""
@@ -72,18 +76,19 @@ class GroupedMatrix:
 
 
 def pack_floats(weight: Tensor, bias: Tensor | None) -> KernelMatrix:
-    return KernelMatrix(weight.contiguous(), None, bias)
+    return KernelMatrix(weight.contiguous(), None, bias, parts_of(*weight.shape))
 
 
 def pack_bytes(weight: Tensor, bias: Tensor | None) -> KernelMatrix:
     """Symmetric, each output by its largest weight; activations stay as they are."""
     wide = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scale = torch.empty(len(weight), device=weight.device)
-    for rows in torch.arange(len(weight), device=weight.device).split(4096):
+    for first in range(0, len(weight), 4096):
+        rows = slice(first, first + 4096)
         part = weight[rows].float()
         scale[rows] = part.abs().amax(1) / 127
         wide[rows] = part.div_(scale[rows].clamp(min=1e-30)[:, None]).round_().to(torch.int8)
-    return KernelMatrix(wide, scale, bias)
+    return KernelMatrix(wide, scale, bias, parts_of(*weight.shape))
 
 
 def pack_fours(weight: Tensor, bias: Tensor | None) -> GroupedMatrix:
@@ -94,7 +99,8 @@ def pack_fours(weight: Tensor, bias: Tensor | None) -> GroupedMatrix:
     codes, half, deep, a, b = (torch.cat([one[i] for one in found]) for i in range(5))
     pairs = codes.view(outputs, -1, 2, GROUP_INPUTS)
     packed = pairs[:, :, 0] | pairs[:, :, 1] << 4
-    return GroupedMatrix(packed, torch.stack((half, deep)), torch.stack((a, b)).to(torch.uint8), inputs, bias)
+    halves, times = torch.stack((half, deep)), torch.stack((a, b)).to(torch.uint8)
+    return GroupedMatrix(packed, halves, times, inputs, bias, parts_of(outputs, inputs))
 
 
 def bytes_of(outputs: int, inputs: int, bits: float, itemsize: int) -> int:

@@ -121,10 +121,10 @@ def parts_of(outputs: int, inputs: int) -> int:
     return parts
 
 
-def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x [T, in] times weight [out, in], floats or int8 with a scale for each output: [T, out] in the dtype of x."""
+def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None, parts: int) -> Tensor:
+    """x [T, in] times weight [out, in], floats or int8 with a scale for each output: [T, out] in the dtype of x. The
+    inputs are added up in `parts`."""
     x, (outputs, inputs) = rowwise(x), weight.shape
-    parts = parts_of(outputs, inputs)
     each = -(-inputs // (parts * TILE_INPUTS)) * TILE_INPUTS
     none = x  # never read
 
@@ -141,10 +141,11 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None
     return in_parts(x, outputs, parts, launch, scale, bias)
 
 
-def product4(x: Tensor, weight: Tensor, halves: Tensor, times: Tensor, inputs: int, bias: Tensor | None) -> Tensor:
+def product4(
+    x: Tensor, weight: Tensor, halves: Tensor, times: Tensor, inputs: int, bias: Tensor | None, parts: int
+) -> Tensor:
     """x [T, in] times codes of 4 bits in groups; see `_multiply4`."""
     x, (outputs, pairs, group) = rowwise(x), weight.shape
-    parts = parts_of(outputs, inputs)
     each = -(-pairs // parts)
 
     def launch(out: Tensor, here: int, grid: Any) -> None:
