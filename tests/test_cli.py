@@ -18,7 +18,7 @@ from paceline.cli.answer import Screen, ShownAnswer, answer
 from paceline.cli.chat import ChatSession, history_file, joined
 from paceline.cli.partner import Local
 from paceline.core.params import SamplingParams
-from paceline.engine.build import memory_of
+from paceline.engine.budget import memory_of
 from paceline.engine.llm import LLM
 from paceline.engine.options import Options
 from paceline.plan.memory import BudgetShape

@@ -55,6 +55,18 @@ DELTA = {
     "linear_num_value_heads": 4,
     "full_attention_interval": 2,
 }
+LATENT = {
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 24,
+    "qk_nope_head_dim": 12,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 10,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 24,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 MORE: dict[str, dict[str, Any]] = {
     "gemma": {"model_type": "gemma", "num_key_value_heads": 1, "head_dim": 16},
     "ministral": {"model_type": "ministral", "num_key_value_heads": 2, "head_dim": 8, "sliding_window": 7},
@@ -223,6 +235,46 @@ MORE: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 40,
     },
     "qwen3_5_text": {"model_type": "qwen3_5_text", **DELTA},
+    "deepseek_v2": {
+        "model_type": "deepseek_v2",
+        **LATENT,
+        "q_lora_rank": None,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "topk_method": "group_limited_greedy",
+        "routed_scaling_factor": 1.7,
+        "attention_bias": True,
+    },
+    "deepseek_v3": {
+        "model_type": "deepseek_v3",
+        **LATENT,
+        "n_routed_experts": 8,
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "rope_theta": 1e4,
+            "factor": 4.0,
+            "original_max_position_embeddings": 128,
+            "mscale": 1.0,
+            "mscale_all_dim": 0.8,
+        },
+    },
+    "glm4_moe_lite": {"model_type": "glm4_moe_lite", **LATENT, "n_routed_experts": 4, "attention_bias": True},
+    "gemma4_text": {
+        "model_type": "gemma4_text",
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "global_head_dim": 16,
+        "num_global_key_value_heads": 1,
+        "attention_k_eq_v": True,
+        "sliding_window": 7,
+        "layer_types": ["sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 6,
+        "vocab_size_per_layer_input": 320,
+        "final_logit_softcapping": 5.0,
+    },
     "lfm2_moe": {
         "model_type": "lfm2_moe",
         "num_key_value_heads": 2,
@@ -315,7 +367,7 @@ def randomise(model: torch.nn.Module, seed: int) -> None:
         else:
             weight.add_(0.2 * noise)
     for name, numbers in sorted(model.named_buffers()):
-        if name.endswith("bias"):  # of routers, added where experts are chosen
+        if name.endswith(("bias", "layer_scalar")):  # of routers, added where experts are chosen; of layers
             numbers.add_(0.2 * torch.randn(numbers.shape, generator=stream))
 
 

@@ -30,7 +30,7 @@ from paceline.bench.svg import (
     tick,
 )
 from paceline.core.errors import InputError
-from paceline.engine.build import memory_of
+from paceline.engine.budget import memory_of
 from paceline.engine.options import Options
 from paceline.plan.memory import BudgetShape, MemoryModel
 
@@ -45,7 +45,7 @@ def transient(memory: MemoryModel, batch: int, nodes: int, length: int) -> int:
 
     def step(drafted: int) -> int:
         blocks = batch * -(-(length + drafted) // memory.block_size)
-        parts = memory.parts(BudgetShape(blocks, batch * (1 + drafted), drafted, batch))
+        parts = memory.parts(BudgetShape(blocks, batch * (1 + drafted), batch * drafted, batch))
         plain = 0 if drafted or memory.draft is None else memory.draft.kv(blocks, memory.block_size)
         return parts["kv"] + parts["logits"] + parts["scratch"] - plain
 

@@ -14,7 +14,7 @@ time between two steps that brought a request tokens; the target of `chunked` is
 (2) `capacity`: the highest rate with P99 TBT within the SLO and a median wait for the first row of at most 2 s, by
     binary search;
 (3) `stall`: the longest time between two tokens of one answer while a prompt of --long tokens is read, and the time to
-    that prompt's first token, without a target, with the default and with 100 ms;
+    that prompt's first token, without a target and with the default;
 (4) `grouping`: EXSPEC's grouping rate against the window, and whether the texts are the same.
 
 Time is real in (1) to (3): run them on an idle machine. (4) may run on a busy one.
@@ -37,7 +37,7 @@ from paceline.bench.busy import CpuWatch
 from paceline.bench.prompts import read_prompts
 from paceline.core.request import Request
 from paceline.engine.loop import Engine
-from paceline.schedule import exspec, policies
+from paceline.schedule import policies
 from paceline.schedule.chunked import Chunked
 from paceline.schedule.orders import fcfs
 
@@ -281,8 +281,10 @@ def search(study: Study, schedule: str, seed: int) -> float:
     return low
 
 
-TARGETS: dict[str, float | None] = {"none": 0.0, "default": None, "100 ms": 0.1}
-"""Targets that `stall` compares, in seconds."""
+TARGETS: dict[str, tuple[int, float | None]] = {
+    "512 rows, no target": (512, 0.0), "0": (2048, 0.0), "default": (2048, None),
+}  # fmt: skip
+"""Row budgets and targets in seconds that `stall` compares: the default of old, for throughput, and the default."""
 
 
 def stall(study: Study) -> dict[str, Any]:
@@ -290,7 +292,8 @@ def stall(study: Study) -> dict[str, Any]:
     args, engine, found = study.args, study.engine, dict[tuple[int, str], dict[str, float]]()
     plain = study.alone()
     for i, name in turns(tuple(TARGETS), args.repeat):
-        engine.desk.schedule = Chunked(fcfs, engine.config.row_budget, TARGETS[name], engine.table.times)
+        rows, target = TARGETS[name]
+        engine.desk.schedule = Chunked(fcfs, min(rows, engine.config.row_budget), target, engine.table.times)
         chat = study.submit(study.short[i], args.output)
         while len(chat.output) < args.output // 4:
             engine.step()
@@ -307,7 +310,7 @@ def stall(study: Study) -> dict[str, Any]:
             first = now - began if long.output else 0.0
         study.finish()
         found[i, name] = {"longest gap ms": 1e3 * gap, "in plain steps": gap / plain, "TTFT s": first}
-    columns, rounds = list(found[0, "none"]), range(args.repeat)
+    columns, rounds = list(found[0, "default"]), range(args.repeat)
     print(f"\nA prompt of {args.long} tokens beside an answer; {args.repeat} rounds; plain step {1e3 * plain:.1f} ms\n")
     rows = [[n, *(spread([found[i, n][c] for i in rounds]) for c in columns)] for n in TARGETS]
     markdown(["target", *columns], rows)
@@ -322,8 +325,8 @@ def grouping(study: Study) -> dict[str, Any]:
 
     def texts(window: int, batch: int | None) -> tuple[list[list[int]], Any, float]:
         engine.desk.max_requests, began = window, time.perf_counter()
-        shape = exspec.shape(engine.table.defaults)
-        when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, shape=shape)
+        expects = engine.table.policy.expects
+        when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, expects=expects)
         engine.desk.schedule = when
         requests = [study.submit(*job) for job in jobs]
         study.finish()

@@ -95,6 +95,12 @@ def test_a_server_that_answers_an_empty_object(name: str, tmp_path: Path) -> Non
     assert done.exit_code == 1 and re.search(r"\b0 of \d+ answers", done.output), done.output
 
 
+@pytest.mark.parametrize(("name", "text"), [*((name, "") for name in RUNS), ("text2sql", " \n"), ("surge", "\t")])
+def test_a_server_that_answers_an_empty_text(name: str, text: str, tmp_path: Path) -> None:
+    done = run(name, tmp_path, lambda body: text)
+    assert done.exit_code == 1 and re.search(r"\b0 of [1-9]\d* answers", done.output), done.output
+
+
 def test_an_empty_object_is_no_query_and_no_prediction(tmp_path: Path) -> None:
     """The other two ask for text: {} is the model's answer, but nothing that can be used, and they say so."""
     done = run("text2sql", tmp_path, lambda body: "{}")

@@ -22,7 +22,7 @@ from paceline.draft.layers import DenseTexts, whole
 from paceline.draft.medusa import Medusa
 from paceline.draft.sequoia import Shape
 from paceline.draft.tree import Tree
-from paceline.model.blocks import Rotary
+from paceline.model.rotary import Rotary
 from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
 

@@ -7,7 +7,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.core.component import DRAFT
 from paceline.core.errors import InputError, RefusalError
-from paceline.engine.build import memory_of
+from paceline.engine.budget import memory_of
 from paceline.engine.options import Options
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint

@@ -9,7 +9,7 @@ from paceline import LLM, SamplingParams
 from paceline.core.component import DRAFT
 from paceline.core.errors import InputError, RefusalError
 from paceline.draft import vocabulary
-from paceline.engine.build import memory_of
+from paceline.engine.budget import memory_of
 from paceline.engine.options import Options
 from paceline.native.build import library
 from tests.tiny import tiny_checkpoint

@@ -21,7 +21,7 @@ LONG = {
 }  # fmt: skip
 LEAST = 200
 """Generated requests of a feature in a cell of the full run."""
-EACH = 4
+EACH = 2
 """Requests of every feature in a cell of the default run."""
 
 WORDS = {"text": "text", "distribution": "distribution", "none": "lossy"}

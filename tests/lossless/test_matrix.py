@@ -78,7 +78,7 @@ def test_cell_full(drafter: str, verifier: str, feature: str) -> None:
     cell()
 
 
-@settings(max_examples=80, **FAST)
+@settings(max_examples=40, **FAST)
 @given(
     settings_st,
     st.lists(wish_st(list(FEATURES), [d for d, v in CELLS]), min_size=1, max_size=8),

@@ -21,7 +21,7 @@ from tests.lossless.test_mutants import penalties_frozen
 from tests.toy import VOCAB
 
 REFUSED = [pair for pair, reason in refusals().items() if reason]
-BATCH = 40
+BATCH = 17
 """Requests of one engine."""
 SHARED_STATE = {
     "crossvocab", "del", "dyspec", "dyspec_threshold", "early_exit", "easyspec", "lookahead", "mirror", "model",
@@ -213,7 +213,7 @@ def test_batch_mates_do_not_change_the_text_of_a_seed() -> None:
     planner chooses and a rule looks at q: then the distribution is kept, and the text depends on who drafted."""
     rng = random.Random(0)
     ample = {"blocks": 2000, "max_requests": 80, "row_budget": 4000, "tbt_target_ms": 0.0}
-    for _ in range(4):
+    for _ in range(2):
         setting = random_setting(rng, **ample)
         cells = [
             (d, v) for d, v in legal()

@@ -60,7 +60,7 @@ def test_a_pool_in_pytorch(dtype: str, tmp_path: Path) -> None:
     foretold = measure(checkpoint, read_config(checkpoint), packing)
     decoder = load_model(checkpoint, dtype=dtype, fast=False)
     decoder.allocate(5, 12)
-    assert foretold.kv(5, 12) == decoder.attend.slots.nbytes == 60 * decoder.kv_bytes_per_token
+    assert foretold.kv(5, 12) == decoder.pools[0].slots.nbytes == 60 * decoder.kv_bytes_per_token
     assert isinstance(decoder.weights.embedding, torch.Tensor)
     whole = decoder.weights.embedding.numel() * DTYPES[dtype].itemsize
     assert foretold.weights >= decoder.weight_bytes + whole

@@ -4,7 +4,7 @@ import math
 
 import torch
 
-from paceline.model.blocks import Rotary
+from paceline.model.rotary import Rotary
 from paceline.model.spec import Rope
 
 

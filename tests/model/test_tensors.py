@@ -45,7 +45,7 @@ def test_two_processes_equal_one(checkpoint: Path) -> None:
             if mine.dtype is torch.uint8:
                 mine, theirs = mine.view(torch.float64), theirs.view(torch.float64)
             torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-12)
-        assert two.attend.slots.shape[2] == one.attend.slots.shape[2] // 2
+        assert two.pools[0].slots.shape[2] == one.pools[0].slots.shape[2] // 2
         with pytest.raises(RefusalError, match="Adapters and tensor_parallel"):
             two.adapt()
     finally:

@@ -79,7 +79,9 @@ CASES = {
 
 
 def write(path: Path, case: Case, **options: Any) -> Path:
-    return tiny_checkpoint(path, case.family, vocab=VOCAB, layers=3, with_tokenizer=False, **case.changes, **options)
+    return tiny_checkpoint(
+        path, case.family, vocab=VOCAB, with_tokenizer=False, **{"layers": 3, **case.changes}, **options
+    )
 
 
 def load(path: Path, case: Case, dtype: str = "float32", fast: bool = True) -> Decoder:

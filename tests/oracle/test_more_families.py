@@ -12,10 +12,11 @@ from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
 from paceline.native.build import library
-from tests.oracle.cases import BLOCK, Case, Oracle, load, text, write
+from tests.oracle.cases import BLOCK, BLOCKS, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import FAMILIES, MORE
 
+SLIDING = ["sliding_attention", "sliding_attention", "full_attention"]
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
 CASES = {name: Case(name) for name in MORE} | {
     "exaone4-full": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
@@ -36,10 +37,35 @@ CASES = {name: Case(name) for name in MORE} | {
     ),
     "qwen3_5-biases": Case("qwen3_5_text", {"attention_bias": True, "linear_num_value_heads": 6}),
     "qwen3_next-dense": Case("qwen3_next", {"mlp_only_layers": [1]}),
+    "deepseek_v2-greedy": Case("deepseek_v2", {"topk_method": "greedy", "attention_bias": False, "q_lora_rank": 24}),
+    "deepseek_v3-apart": Case("deepseek_v3", {"rope_interleave": False, "attention_bias": True, "q_lora_rank": None}),
+    "gemma4-mixture": Case(
+        "gemma4_text",
+        {
+            "hidden_size_per_layer_input": 0,
+            "enable_moe_block": True,
+            "num_experts": 4,
+            "top_k_experts": 2,
+            "moe_intermediate_size": 24,
+            "layer_types": SLIDING,
+            "attention_k_eq_v": False,
+        },
+    ),
+    "gemma4-shared": Case(
+        "gemma4_text",
+        {
+            "layers": 6,
+            "layer_types": ["sliding_attention", "full_attention"] * 3,
+            "num_kv_shared_layers": 3,
+            "use_double_wide_mlp": True,
+        },
+    ),
+    "gemma4_text": Case("gemma4_text", {"layer_types": SLIDING}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-NATIVE = [name for name in MORE if not name.startswith(RECURRENT)]
+VARIED = ("deepseek", "glm4_moe_lite", "gemma4")
+NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
 def test_every_family_has_a_case() -> None:
@@ -84,8 +110,6 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         load_model(path)
     if library() is not None:
         path = write(tmp_path / "b", Case("lfm2"))
-        with pytest.raises(RefusalError, match="lfm2 yet; leave quantize out"):
-            load_model(path, quantize="int8")
         with pytest.raises(RefusalError, match="lfm2 yet; leave kv_dtype out"):
             load_model(path, kv_dtype="int8")
 
@@ -122,3 +146,23 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
     save_file(packed | {name: packed[name][..., :8].contiguous()}, path / "model.safetensors", {"format": "pt"})
     with pytest.raises(CheckpointError, match="blocks of 32 numbers in 16 bytes"):
         load(path, Case("gpt_oss"))
+
+
+LOOSE = [name for name in MORE if name not in NATIVE]
+
+
+@pytest.mark.skipif(library() is None, reason="8 and 4 bits are the library's")
+@pytest.mark.parametrize("name", LOOSE)
+def test_in_bits(name: str, tmp_path: Path) -> None:
+    """Layers that are PyTorch's in 8 and 4 bits: the same rows, and less to read."""
+    path, tokens = write(tmp_path, CASES[name]), text(1)
+    exact, sizes = Oracle(path).logits(tokens), []
+    for bits, near in ((8, 0.95), (4, 0.6)):
+        decoder = load_model(path, quantize=f"int{bits}", cache=False)
+        decoder.allocate(BLOCKS, BLOCK)
+        sizes.append(decoder.weight_bytes)
+        whole = feed(decoder, tokens, range(10), BLOCK, [])
+        assert torch.nn.functional.cosine_similarity(whole, exact, dim=1).median() > near
+        apart = feed(decoder, tokens, range(10), BLOCK, [5, 6, 30])
+        assert torch.nn.functional.cosine_similarity(whole, apart, dim=1).median() > 0.999
+    assert sizes[1] < 0.8 * sizes[0]

@@ -33,6 +33,8 @@ def families(whole: bool) -> list[Any]:
 
 def options(family: str) -> dict[str, Any]:
     """What three layers need."""
+    if family == "gemma4_text":
+        return {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1}
     kind = {"lfm2_moe": "conv", "granitemoehybrid": "linear_attention"}.get(family)
     return {} if kind is None else {"layer_types": [kind, "full_attention", kind]}
 
@@ -63,6 +65,7 @@ def test_rotations_refuse_what_they_do_not_read(kind: str) -> None:
         "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
         "yarn": ("factor", "beta_fast", "beta_slow"),
         "longrope": ("factor", "short_factor", "long_factor"),
+        "proportional": ("factor",),
     }[kind]
     own = {key: it for key, it in full.items() if key in ("rope_type", "rope_theta", *read) or key.startswith("orig")}
     before = rope(own, 64, 128, 128)
@@ -74,7 +77,7 @@ def test_rotations_refuse_what_they_do_not_read(kind: str) -> None:
     for key in ("llama_4_scaling_beta", "extrapolation", *({*full} - {*own})):
         with pytest.raises(CheckpointError, match=key):
             rope(own | {key: full.get(key, 0.1)}, 64, 128, 128)
-    for other in ("dynamic", "proportional", "su", "ntk"):
+    for other in ("dynamic", "su", "ntk"):
         with pytest.raises(CheckpointError, match=other):
             rope(own | {"rope_type": other}, 64, 128, 128)
 

@@ -14,7 +14,7 @@ from paceline.engine.drafter_table import DrafterTable
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import StepTimes
 from paceline.plan.planner import Planner
-from paceline.schedule import exspec, policies
+from paceline.schedule import policies
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,9 @@ class Population:
         table.enrol("none", DrafterFacts(0, chain=True))
         table.enrol("ngram", DrafterFacts(self.nodes, chain=True))
         self.policy = policies.policy(
-            self.schedule, self.order, self.budget, forecast=Stairs(), group_size=self.group_size,
-            tbt_target_ms=None if self.target is None else 1e3 * self.target, shape=exspec.shape(table.defaults),
+            self.schedule, self.order, self.budget, forecast=Stairs(measured=self.group_size is None),
+            group_size=self.group_size, expects=table.policy.expects,
+            tbt_target_ms=None if self.target is None else 1e3 * self.target,
             layers=5,
         )  # fmt: skip
         cache = Cache(self.blocks, self.size)

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import PROMPT_RESERVE_ROWS
+from paceline.core.plan import PROMPT_RESERVE_ROWS, Work
 from paceline.core.request import Request
-from paceline.schedule.chunked import SCORED_ROWS, Chunked, work
+from paceline.schedule.chunked import SCORED_ROWS, Chunked, steps, work
 from paceline.schedule.orders import fcfs
 from tests.schedule.population import Arrival, Population, Stairs
 
@@ -108,3 +108,45 @@ def test_nodes_do_not_eat_the_least_chunk() -> None:
     done = Population(arrivals, blocks=300, budget=40, nodes=12).run()
     chunks = [given for items, _ in done.log for id, given, _ in items if id == 6 and given > 1]
     assert sum(chunks) == 300 and min(chunks[:-1]) >= PROMPT_RESERVE_ROWS
+
+
+@dataclass
+class Passes:
+    """Seconds of a pass: `read` once, and some for each row and each row that a row reads."""
+
+    read: float
+    row: float = 1e-3
+    pair: float = 0.0
+    measured: bool = True
+
+    def predict(self, work: Work) -> float:
+        return self.read + self.row * work.rows + self.pair * work.pairs
+
+    like_latest = predict
+
+
+@pytest.mark.parametrize(
+    ("read", "prompts", "budget", "rows"),
+    [
+        (0.5, (4000,), 2048, 2048),  # weights are read once a chunk
+        (0.5, (4000,), 1024, 1024),
+        (0.5, (500,), 2048, 512),  # it is one chunk in any case
+        (0.5, (600, 300), 2048, 1024),
+        (0.0, (4000,), 2048, 512),  # more is no sooner
+        (0.5, (4000,), 100, 100),
+    ],
+)
+def test_while_nobody_decodes_prompts_have_the_rows_that_read_them_soonest(
+    read: float, prompts: tuple[int, ...], budget: int, rows: int
+) -> None:
+    assert Chunked(fcfs, budget, None, Passes(read)).rows(crowd(0, *prompts), 0.0) == rows
+    assert Chunked(fcfs, budget, 0.0, Passes(read)).rows(crowd(0, *prompts), 0.0) == rows
+    assert Chunked(fcfs, budget, None, Passes(read, measured=False)).rows(crowd(0, *prompts), 0.0) <= 512
+
+
+@given(st.integers(0, 4), st.lists(st.integers(2, 3000), min_size=1, max_size=4), st.integers(5, 2048))
+def test_steps_read_every_prompt_once_and_exceed_no_budget(decoding: int, prompts: list[int], rows: int) -> None:
+    found = [*steps(crowd(decoding, *prompts), rows)]
+    assert sum(it.rows for it in found) == sum(prompts) + decoding * len(found)
+    assert all(it.rows <= rows for it in found)
+    assert len(found) == -(-sum(prompts) // (rows - decoding))

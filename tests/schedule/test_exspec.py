@@ -3,20 +3,24 @@
 import random
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
-from paceline.plan import LengthPolicy, Share, StepDecision
+from paceline.plan import DrafterFacts, LengthPolicy, Share, StepDecision
+from paceline.plan.allocate import Point
+from paceline.plan.choose import Goodput, HeldChoice
+from paceline.plan.cost import StepTimes
 from paceline.schedule import policies
 from paceline.schedule.chunked import Chunked
-from paceline.schedule.exspec import PATIENCE_ROUNDS, Grouped, shape
+from paceline.schedule.exspec import PATIENCE_ROUNDS, Grouped
 from paceline.schedule.orders import fcfs
 from tests.lossless.cases import Setting, plain
 from tests.schedule.population import Arrival, Population
-from tests.schedule.test_chunked import Held
+from tests.schedule.test_chunked import Held, Passes
 from tests.toy import VOCAB
 
 
@@ -27,7 +31,11 @@ def request(i: int, tokens: int, max_nodes: int | None = None, left: int = 50) -
 
 
 def grouped(batch: int) -> Grouped:
-    return Grouped(Chunked(fcfs, 512), batch, shape({"ngram": 4}))
+    return Grouped(Chunked(fcfs, 512), batch, chain_of_four)
+
+
+def chain_of_four(request: Request, requests: int) -> int:
+    return 4 if request.params.max_nodes is None else request.params.max_nodes
 
 
 def ids(requests: list[Request]) -> list[int]:
@@ -35,10 +43,44 @@ def ids(requests: list[Request]) -> list[int]:
 
 
 def test_shape_is_rows_and_length_class() -> None:
-    of = shape({"ngram": 4})
+    of = grouped(2).shape
     assert of(request(0, 9)) == of(request(1, 63)) == (5, 0)
     assert of(request(0, 64)) == (5, 1)
     assert of(request(0, 9, max_nodes=2)) == of(request(0, 9, left=3)) == (3, 0)
+
+
+@pytest.mark.parametrize(
+    ("read", "row", "whole"),
+    [
+        (1.0, 0.0, True),  # a pass costs what reading the weights costs
+        (0.0, 1.0, True),  # a row costs a row: there is nothing to win
+        (-3.0, 1.0, False),  # long steps cost more for each row
+    ],
+)
+def test_step_times_decide_whether_to_group(read: float, row: float, whole: bool) -> None:
+    policy = grouped(2)
+    policy.forecast = Passes(read, row)
+    rs = [request(i, 9) for i in range(4)]
+    assert ids(policy.turn(rs, 0.0)) == ([0, 1, 2, 3] if whole else [0, 1])
+    assert (policy.whole, policy.grouped, policy.fallback) == (int(whole), int(not whole), 0)
+    policy.forecast = Passes(read, row, measured=False)
+    assert len(policy.turn(rs, 0.0)) == 2
+
+
+def test_a_shape_has_the_rows_that_the_policy_is_going_to_give() -> None:
+    """Under `auto` those of the choice that holds; of one that came since, what most have."""
+    made = Goodput(StepTimes(), lambda request, drafter: 16)
+    made.enrol("ngram", DrafterFacts(nodes=8, chain=True))
+    rs = [request(i, 9) for i in range(3)]
+    for r in rs:
+        r.arms = ("ngram",)
+    policy = Grouped(Chunked(fcfs, 512), 2, made.expects)
+    assert policy.shape(rs[0]) == (1, 0), "nothing was chosen yet"
+    point = Point(6, 6.0, 3.0, 6.0)
+    made.held[False] = HeldChoice({0: ("ngram", point)}, ("ngram", Point(4, 4.0, 2.0, 4.0)), count=2, left=9)
+    assert [policy.shape(r)[0] for r in rs] == [7, 5, 5]
+    rs[2].arms = ()
+    assert policy.shape(rs[2])[0] == 1 + made.fixed.expects(rs[2], 2)
 
 
 def test_the_first_bucket_that_fills_a_group_decodes() -> None:
@@ -85,8 +127,8 @@ def rate(window: int) -> float:
 
 
 def test_the_grouping_rate_grows_with_the_window() -> None:
-    rates = [rate(window) for window in (5, 8, 16, 32)]
-    print(f"\ngrouping rate by window 5, 8, 16, 32: {rates}")
+    rates = [rate(window) for window in (5, 8, 32)]
+    print(f"\ngrouping rate by window 5, 8, 32: {rates}")
     assert rates == sorted(rates) and rates[0] < 0.1 and rates[-1] > 0.5
 
 

@@ -2,8 +2,13 @@
 
 import pytest
 
+from paceline.core.params import SamplingParams
+from paceline.core.plan import Item
+from paceline.core.request import Request
+from paceline.schedule.places import ClientShares
 from paceline.schedule.policies import ORDERS, SCHEDULES
 from tests.schedule.population import Arrival, Population
+from tests.schedule.test_chunked import Held
 
 PLACES = 4
 
@@ -54,6 +59,27 @@ def test_long_prompts_of_one_client_do_not_stand_before_those_of_another() -> No
     late = Arrival(2, 8, 1, user="y", client="y")
     done = Population([*(Arrival(0, 2000, 1, client="x") for _ in range(3)), late], nodes=0, blocks=2000).run()
     assert began(done, 3) <= 4
+
+
+def test_rows_of_drafts_and_of_prompts_count_by_client() -> None:
+    """Prompts of the client that was given fewer rows come first, whatever its rows were for."""
+    shares = ClientShares(8)
+    one, two, three = (Request(i, [0] * 9, SamplingParams(client=c), 0, max_tokens=9) for i, c in enumerate("xyx"))
+    for r in (one, two, three):
+        r.lease = Held(3)
+    running = [one, two, three]
+    assert shares.turned(running, running) == [one, two, three]
+    shares.gave([Item(one, 1, 12, "ngram", "exact"), Item(two, 6, 0, "none", "exact")])
+    assert shares.rows == {"x": 13, "y": 6}
+    assert shares.turned(running, running) == [two, one, three]
+    shares.gave([Item(two, 6, 3, "none", "exact")])
+    assert shares.turned(running, running) == [one, two, three]
+    late = Request(3, [0] * 9, SamplingParams(client="z"), 0, max_tokens=9)
+    late.lease = Held(3)
+    shares.turned([late, *running], [late, *running])
+    assert shares.rows["z"] == 13, "who comes has no claim on what was given before"
+    shares.turned([two], [two])
+    assert shares.rows == {"y": 15}, "and who left is forgotten"
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

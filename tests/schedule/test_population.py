@@ -37,7 +37,7 @@ populations = st.builds(
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(population=populations)
 def test_everybody_is_served_once_by_valid_plans(schedule: str, population: Population) -> None:
     """`Population.step` checks each plan: rows within the budget, no decode stalled by a chunk, chunks without gap or

@@ -37,7 +37,7 @@ def test_any_request_is_answered_as_documented(url: str, mode: GenerationMode) -
         if mode is GenerationMode.NEGATIVE and operation.method.upper() in ("GET", "DELETE"):
             continue  # there is nothing that could be wrong
 
-        @settings(max_examples=30, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
         def answered(case: Any) -> None:
             if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens", 1), int):

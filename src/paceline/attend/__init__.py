@@ -17,22 +17,23 @@ log = logging.getLogger("paceline")
 class Attend(Protocol):
     """One implementation serves one decoder and its pool; core/rows.py says which row sees which.
 
-    The pool is [layers, 2, kv_heads, blocks, block_size, head_dim] in the storage dtype: keys then values.
-    Heads come before blocks, so a request's keys are one strided matrix per head without a transpose.
+    The pool is [layers, 2, kv_heads, blocks, block_size, head_dim] in the storage dtype: keys then values; or with 1 in
+    place of 2: keys that are the values, too. Heads come before blocks, so a request's keys are one strided matrix per
+    head without a transpose.
     """
 
     slots: Tensor
-    """The pool with blocks laid end to end: [layers, 2, kv_heads, blocks * block_size, head_dim]."""
+    """The pool with blocks laid end to end: [layers, 2 or 1, kv_heads, blocks * block_size, head_dim]."""
 
     def prepare(self, rows: Rows) -> None:
         """Build what all layers share. Called once per forward pass, before its first layer."""
 
-    def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        """Write the rows' keys and values to their slots, then attend.
+    def forward(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+        """Write the rows' keys and values to their slots, then attend; None: they were written there in this pass.
 
-        q [T, heads, head_dim] and kv [T, 2, kv_heads, head_dim], rotated, in the compute dtype; kv is rounded
+        q [T, heads, head_dim] and kv [T, 2 or 1, kv_heads, head_dim], rotated, in the compute dtype; kv is rounded
         to the storage dtype before use, so that a row reads the same numbers as every later row. Returns
-        [T, heads * head_dim] in the compute dtype. Each layer is called at most once after `prepare`.
+        [T, heads * head_dim] in the compute dtype. Each layer is written at most once after `prepare`.
         """
 
     def turned(self, layer: int, qkv: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:

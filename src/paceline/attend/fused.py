@@ -33,17 +33,18 @@ class Fused(Reference):
         blocks = as_run(rows.tables[0, first : last + 1])
         return blocks, start - first * self.block_size, position + 1 - start
 
-    def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def forward(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         if self.lone is None:
             return super().forward(layer, q, kv)
-        self.layers[layer].index_copy_(2, self.slot, kv.permute(1, 2, 0, 3).to(self.stored))
+        if kv is not None:
+            self.layers[layer].index_copy_(2, self.slot, kv.permute(1, 2, 0, 3).to(self.stored))
         blocks, first, count = self.lone[self.windows[layer]]
         if isinstance(blocks, Tensor):
-            read = self.pools[layer].index_select(2, blocks).view(2, self.kv_heads, -1, self.head_dim)
-            keys, values = read.narrow(2, first, count).to(self.exact).unbind()
+            read = self.pools[layer].index_select(2, blocks).view(self.parts, self.kv_heads, -1, self.head_dim)
+            seen = read.narrow(2, first, count)
         else:
-            start = blocks[0] * self.block_size + first
-            keys, values = self.layers[layer].narrow(2, start, count).to(self.exact).unbind()
+            seen = self.layers[layer].narrow(2, blocks[0] * self.block_size + first, count)
+        keys, values = self.wide(seen, 1)
         query = q.reshape(self.kv_heads, self.group, self.head_dim).to(self.exact)
         scores = self.scores(query, keys, self.nothing)
         shares = scores.softmax(-1)

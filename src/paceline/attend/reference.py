@@ -31,9 +31,9 @@ class Reference:
     def __init__(
         self, pool: Tensor, windows: Sequence[int | None], heads: int, scale: float, softcap: float | None
     ) -> None:
-        layers, _, self.kv_heads, blocks, self.block_size, self.head_dim = pool.shape
+        layers, self.parts, self.kv_heads, blocks, self.block_size, self.head_dim = pool.shape
         self.pools = pool.unbind()
-        self.slots = pool.view(layers, 2, self.kv_heads, blocks * self.block_size, self.head_dim)
+        self.slots = pool.view(layers, self.parts, self.kv_heads, blocks * self.block_size, self.head_dim)
         self.layers = self.slots.unbind()
         self.stored = pool.dtype
         self.windows, self.heads, self.scale, self.softcap = windows, heads, scale, softcap
@@ -90,9 +90,12 @@ class Reference:
         mask = mask[None, :, :, None, :].expand(heads, -1, -1, self.group, -1)
         return mask.reshape(heads * requests, most * self.group, keys)
 
-    def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
-        stored = kv.permute(1, 2, 0, 3).to(self.stored)
-        self.layers[layer].index_copy_(2, self.slot, stored)
+    def forward(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
+        if kv is None:
+            stored = self.layers[layer].index_select(2, self.slot)
+        else:
+            stored = kv.permute(1, 2, 0, 3).to(self.stored)
+            self.layers[layer].index_copy_(2, self.slot, stored)
         if self.whole:
             return self.attend(layer, self.batches[0], q, stored)
         out = q.new_empty(self.total, self.heads * self.head_dim)
@@ -142,9 +145,10 @@ class Reference:
         most = seen.shape[1] // self.group
         return (seen - by_head.expand(-1, requests, most, -1, -1).reshape(seen.shape)).sigmoid_()
 
-    def wide(self, kv: Tensor, requests: int) -> Tensor:
-        """[2, kv_heads, ...] -> keys and values [2, kv_heads * R, S, head_dim] in the dtype of the scores."""
-        return kv.to(self.exact).view(2, self.kv_heads * requests, -1, self.head_dim)
+    def wide(self, kv: Tensor, requests: int) -> tuple[Tensor, Tensor]:
+        """[2 or 1, kv_heads, ...] -> keys and values [kv_heads * R, S, head_dim] each, in the dtype of the scores."""
+        found = kv.to(self.exact).view(self.parts, self.kv_heads * requests, -1, self.head_dim)
+        return found[0], found[-1]
 
     def scores(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
         if self.softcap is None:

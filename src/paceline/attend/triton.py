@@ -211,9 +211,10 @@ class Triton:
         turn_and_write(qkv, turn, self.rows.slot, self.layers[layer])
         return self.read(layer, qkv.narrow(1, 0, self.heads))
 
-    def forward(self, layer: int, q: Tensor, kv: Tensor) -> Tensor:
+    def forward(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         if self.hides:
             return self.masked.forward(layer, q, kv)
+        assert kv is not None, "models whose layers share keys and values are Fused's"
         slots = self.layers[layer]
         slots.index_copy_(2, self.rows.slot, kv.permute(1, 2, 0, 3).to(slots.dtype))
         return self.read(layer, q)

@@ -23,6 +23,6 @@ def turn_and_write(qkv: Tensor, turn: tuple[Tensor, Tensor], slot: Tensor, pool:
     grid: Any = (rows, heads)
     turn_rows[grid](
         qkv, cos, sin, slot, pool, qkv.stride(0), cos.stride(0), sin.stride(0), pool.shape[2],
-        heads - 2 * pool.shape[1], pool.shape[1], DIM=dim, LANES=max(16, 1 << (dim - 1).bit_length()), TURNED=cos.shape[-1],
-        enable_fp_fusion=False,
+        heads - 2 * pool.shape[1], pool.shape[1], DIM=dim, LANES=max(16, 1 << (dim - 1).bit_length()),
+        TURNED=cos.shape[-1], enable_fp_fusion=False,
     )  # fmt: skip

@@ -31,6 +31,7 @@ from paceline.core.request import Request
 from paceline.engine.build import build
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
+from paceline.model import attending
 from paceline.model.decoder import Decoder
 from paceline.model.native import NativeDecoder
 
@@ -174,6 +175,7 @@ def host_parts(engine: Engine, clock: PartClock) -> Iterator[Swap]:
 
 
 INNER_LINEARS = ("gate_up", "down")
+MIXER_LINEARS = ("qkv", "query", "keys", "latent", "inner", "out")
 
 
 def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iterator[Swap]:
@@ -188,18 +190,21 @@ def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iter
     yield model, "embed", clock.wrap(EMBEDDING, model.embed)
     yield model, "logits", clock.wrap(HEAD, model.logits)
     yield model, "rotaries", [clock.wrap(ROPE, rotary) for rotary in model.rotaries]
-    yield reference, "rotate_", clock.wrap(ROPE, rotate_)
-    yield model.attend, "prepare", clock.wrap(ATTENTION, model.attend.prepare)
-    attends = "forward" if isinstance(model.attend, reference.Reference) else "turned"
-    yield model.attend, attends, clock.wrap(ATTENTION, getattr(model.attend, attends))
+    for module in (reference, attending):
+        yield module, "rotate_", clock.wrap(ROPE, rotate_)
+    for pool in model.pools:
+        attends = "forward" if isinstance(pool, reference.Reference) else "turned"
+        yield pool, "prepare", clock.wrap(ATTENTION, pool.prepare)
+        yield pool, attends, clock.wrap(ATTENTION, getattr(pool, attends))
     yield weights, "norm", clock.wrap(NORMS, weights.norm)
     for block in weights.blocks:
         dense = [*getattr(block.ffn, "experts", [block.ffn])]
-        parts = [(block.mixer, "qkv"), (block.mixer, "out"), *((ffn, name) for ffn in dense for name in INNER_LINEARS)]
-        for owner, name in parts:
-            yield owner, name, clock.wrap(LINEAR, getattr(owner, name))
+        parts = [(block.mixer, name) for name in MIXER_LINEARS]
+        for owner, name in parts + [(ffn, name) for ffn in dense for name in INNER_LINEARS]:
+            if callable(linear := getattr(owner, name, None)):
+                yield owner, name, clock.wrap(LINEAR, linear)
     halves = [(clock.wrap(NORMS, block.attend), clock.wrap(NORMS, block.feed)) for block in weights.blocks]
-    yield weights, "blocks", [SimpleNamespace(attend=attend, feed=feed) for attend, feed in halves]
+    yield weights, "blocks", [SimpleNamespace(attend=attend, feed=feed, close=None) for attend, feed in halves]
 
 
 @contextmanager

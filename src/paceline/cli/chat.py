@@ -16,6 +16,7 @@ from paceline.cli.options import EngineArgs, SamplingArgs
 from paceline.cli.partner import Local, Partner, Remote
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.params import SamplingParams
+from paceline.core.system import starting
 
 OF_REQUESTS = ("model", "drafter", "verifier", "nodes")
 """Options that a request can have, too; `model` is then a name that the server knows."""
@@ -55,9 +56,10 @@ def chat(
 
 
 def load(engine: EngineArgs) -> Local:
-    from paceline.engine.llm import LLM
+    with starting():
+        from paceline.engine.llm import LLM
 
-    llm = LLM(**engine.arguments(), late_weights=True)
+        llm = LLM(**engine.arguments(), late_weights=True)
     if not has_template(llm.text):
         raise InputError(f"{llm.text.path} has no chat template; use paceline generate instead.")
     return Local(llm)

@@ -10,6 +10,7 @@ from paceline.bench.prompts import decode, encode, read_text
 from paceline.cli.answer import Screen, answer, measure, note
 from paceline.cli.options import INTERRUPTED, EngineArgs, SamplingArgs
 from paceline.core.errors import InputError
+from paceline.core.system import starting
 
 
 def generate(
@@ -26,9 +27,10 @@ def generate(
 ) -> None:
     """Complete one prompt; the arguments are the command's."""
     text, params = find_prompt(prompt, prompt_file), sampling.params()
-    from paceline.engine.llm import LLM
+    with starting():
+        from paceline.engine.llm import LLM
 
-    llm, screen = LLM(**engine.arguments(), late_weights=True), Screen(color)
+        llm, screen = LLM(**engine.arguments(), late_weights=True), Screen(color)
     ids, reasons = encode(llm.text, text, chat), None
     if explain:
         from paceline.cli.explain import Reasons

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import typer
 
 from paceline.cli.options import EngineArgs
 from paceline.cli.sizes import config_alone, say_sizes
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CapacityError, CheckpointError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,8 @@ Fit = dict[str, str | None]
 def info(engine: EngineArgs, *, as_json: bool) -> None:
     """Describe the model; the arguments are the command's."""
     from paceline.draft.head import facts_of, method_of
-    from paceline.engine.build import memory_of, paths, provided
+    from paceline.engine.budget import memory_of
+    from paceline.engine.build import paths, provided
     from paceline.engine.gpu import check_device
     from paceline.engine.text import Text
     from paceline.model.load import inspect
@@ -64,11 +65,13 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     at = head if head is not None else known[1].path if len(known) == 2 else None
     kind = told.method if told is not None else "foreign" if problem else "draft"
     drafters = fits(provided(None if told is not None and problem else at, kind))
+    plans = [] if engine.memory is None else budgeted(engine, known[0].path, None if problem else at, kind)
     if as_json:
         entry: dict[str, Any] = dict(zip(("model", "draft"), sheets))
         if told is not None:
             entry["head"] = asdict(told)
         entry |= {"draft_refused": problem, "least_memory": least, "longest_context": longest, "drafters": drafters}
+        entry["memory_plan"] = plans
         typer.echo(json.dumps(entry, ensure_ascii=False, indent=2))
         return
     from rich.console import Console
@@ -82,9 +85,20 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     typer.echo(f"Together they run in a memory of {size(least)} or more.")
     where = f"a memory of {size(room)}" if engine.memory else f"the {size(room)} that are free"
     typer.echo(f"Longest context in {where}: {longest:,} of {memory.max_len:,} tokens.")
-    if problem:
-        typer.echo(problem)
+    for line in plans if problem is None else [problem, *plans]:
+        typer.echo(line)
     console.print(ladder(drafters))
+
+
+def budgeted(engine: EngineArgs, model: Path, draft: Path | None, kind: str) -> list[str]:
+    """What an engine would do with the memory, and the next best, in words; or why it is too little."""
+    from paceline.engine.budget import chosen, words_of
+
+    options = replace(engine.options(), keep_learned=True)
+    try:
+        return words_of(chosen(options, model, draft, kind), options, draft)
+    except CapacityError as error:
+        return [str(error)]
 
 
 def unfit(path: Path, facts: "HeadFacts", width: int, vocab: int) -> str | None:
@@ -101,7 +115,7 @@ def unfit(path: Path, facts: "HeadFacts", width: int, vocab: int) -> str | None:
 def room_of(memory: str | int | None) -> int:
     """Bytes that may be used: as asked for, else what is free."""
     if memory is not None:
-        from paceline.engine.build import parse_bytes
+        from paceline.engine.budget import parse_bytes
 
         return parse_bytes(memory)
     import psutil

@@ -14,6 +14,7 @@ import typer
 from paceline.cli.options import EngineArgs, fail
 from paceline.core.errors import InputError
 from paceline.core.help import Help
+from paceline.core.system import starting
 from paceline.engine.options import PANEL_NAME
 from paceline.serve.settings import ENV_PREFIX, Settings, layered, load, read_toml
 
@@ -39,16 +40,17 @@ class ServingArgs(EngineArgs):
 def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:
     """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
     args, settings = gathered(context, model, engine, server, path)
-    from paceline.serve.run import bind
+    with starting():
+        from paceline.serve.run import bind
 
-    sock = bind(settings.host, settings.port)
-    from paceline.reason.ensemble import load as load_models
-    from paceline.serve import logs
-    from paceline.serve.encoders import encoder_at
-    from paceline.serve.retrieval import knowledge_of
-    from paceline.serve.run import run
-    from paceline.serve.server import served_name
-    from paceline.simulate.record import LogFile, record
+        sock = bind(settings.host, settings.port)
+        from paceline.reason.ensemble import load as load_models
+        from paceline.serve import logs
+        from paceline.serve.encoders import encoder_at
+        from paceline.serve.retrieval import knowledge_of
+        from paceline.serve.run import run
+        from paceline.serve.server import served_name
+        from paceline.simulate.record import LogFile, record
 
     logs.configure(settings)
     knowledge_of(settings)  # a bad index is found before a model is loaded
@@ -57,7 +59,8 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         raise typer.Exit(several(args, settings, sock))
     if encoder_at(args.model):
         raise typer.Exit(vectors(args, settings, sock))
-    llm = load_models(**args.arguments())
+    with starting():
+        llm = load_models(**args.arguments())
     try:
         if decisions is not None:
             record(llm.llm.engine, decisions)

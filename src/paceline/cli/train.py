@@ -154,7 +154,7 @@ def drafter(
     them in curve.svg. Serve what it made with paceline serve MODEL --draft DIRECTORY.
     """
     from paceline.cli.progress import Bar
-    from paceline.engine.build import parse_bytes
+    from paceline.engine.budget import parse_bytes
     from paceline.train import TRAINERS
     from paceline.train.evaluate import engine_tau
     from paceline.train.loop import STATE, TrainingPlan, train

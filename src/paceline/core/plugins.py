@@ -1,7 +1,9 @@
 """What installed packages add by entry points: the groups `paceline.drafters`, `.verifiers`, `.evictions`, `.orders`
 and `.schedules`."""
 
+import sys
 from collections.abc import Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
@@ -12,7 +14,13 @@ T = TypeVar("T")
 
 def of(kind: str) -> list[tuple[str, Any]]:
     """(name, object) of every entry point of a kind, by name. InputError for one that cannot be loaded."""
-    return [(point.name, load(kind, point)) for point in sorted(entry_points(group=f"paceline.{kind}s"))]
+    return [(point.name, load(kind, point)) for point in points(f"paceline.{kind}s", tuple(sys.path))]
+
+
+@cache
+def points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Entry points of a group, of all packages on `path`, which is `sys.path`: metadata is read once, not by engine."""
+    return tuple(sorted(entry_points(group=group)))
 
 
 def load(kind: str, point: EntryPoint) -> Any:

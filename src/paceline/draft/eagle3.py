@@ -43,8 +43,9 @@ from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, HeadCard, HeadFacts, HeadFiles, need
 from paceline.draft.layers import whole
 from paceline.draft.native_layers import kv_numbers, layer_spec, native_block, packed
-from paceline.model.blocks import FeedForward, Norm, SelfAttention
+from paceline.model.blocks import FeedForward, SelfAttention
 from paceline.model.linear import Linear, Packing, available, plain
+from paceline.model.norms import Norm
 
 log = logging.getLogger("paceline")
 SHARED_EMBEDDING_ERROR = 0.05

@@ -27,9 +27,9 @@ from paceline.draft.layers import KvPool, bytes_of
 from paceline.draft.model import SHARP, lacking
 from paceline.draft.tree import Tree, TreeProposer
 from paceline.model import pages
-from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked
 from paceline.model.native import NativeDecoder
+from paceline.model.rotary import Rotary
 from paceline.model.spec import ModelSpec
 from paceline.native.structs import integers_in
 

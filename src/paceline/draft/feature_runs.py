@@ -13,9 +13,10 @@ from paceline.core.proposer import Draft, Turn
 from paceline.core.rows import Out, Rows
 from paceline.draft.native_layers import native_decoder, rounding
 from paceline.draft.tree import TreeProposer
-from paceline.model.blocks import Block, Norm
+from paceline.model.blocks import Block
 from paceline.model.linear import Packing
 from paceline.model.native import norm_of
+from paceline.model.norms import Norm
 from paceline.model.packed import Packed
 from paceline.model.spec import ModelSpec
 from paceline.native.build import unit

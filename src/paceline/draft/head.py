@@ -41,10 +41,10 @@ from paceline.draft.companion import CONFIG, WEIGHTS
 from paceline.draft.int8 import widened
 from paceline.draft.layers import DraftLayer, HeadStage, KvPool, PackedLinear, Paged, RMSNorm
 from paceline.draft.native_layers import NativeText, kv_numbers
-from paceline.model.blocks import Rotary
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Packing
 from paceline.model.native import NativeDecoder
+from paceline.model.rotary import Rotary
 
 METHOD_KEY = "speculators_model_type"
 """The key of config.json that names the method."""

@@ -12,9 +12,9 @@ from paceline.attend import Attend
 from paceline.attend.turn import rotate_
 from paceline.core.rows import Rows
 from paceline.model import pages
-from paceline.model.blocks import Rotary
 from paceline.model.decoder import unpacked
 from paceline.model.linear import Packing
+from paceline.model.rotary import Rotary
 from paceline.model.spec import Rope
 
 ABSENT_LOGIT = -1e30

@@ -29,8 +29,10 @@ from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
 from paceline.draft.native_layers import layer_spec
 from paceline.draft.tree import Tree
-from paceline.model.blocks import FeedForward, Norm, Rotary
+from paceline.model.blocks import FeedForward
 from paceline.model.linear import Linear, Packing, plain
+from paceline.model.norms import Norm
+from paceline.model.rotary import Rotary
 
 LONGSPEC = "longspec"
 READ_ROWS = 512

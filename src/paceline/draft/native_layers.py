@@ -10,10 +10,11 @@ from torch import Tensor
 
 from paceline.core.rows import Rows
 from paceline.draft.layers import DraftLayer, RMSNorm
-from paceline.model.blocks import Block, FeedForward, Norm, SelfAttention
+from paceline.model.blocks import Block, FeedForward, SelfAttention
 from paceline.model.decoder import Weights
 from paceline.model.linear import Packing
 from paceline.model.native import NativeDecoder
+from paceline.model.norms import Norm
 from paceline.model.packed import Packed, by_head, interleave
 from paceline.model.rope import rope
 from paceline.model.spec import Attention, Dense, Layer, ModelSpec

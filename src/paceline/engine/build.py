@@ -1,7 +1,7 @@
 """From a user's options to an engine with its text half."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -10,45 +10,39 @@ import torch
 from paceline.attend.device import tensors_on
 from paceline.core.component import DRAFT, TARGET, Component, Narrows, with_files
 from paceline.core.errors import CheckpointError, InputError, RefusalError
-from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import Work
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS, NEED_PROGRAM
-from paceline.draft.companion import companions, kinds, weight_bytes
+from paceline.draft.companion import companions, kinds
 from paceline.draft.crossvocab import FOREIGN, ForeignModel
-from paceline.draft.head import check_fit, facts_of, footprint_of, load_head, method_of
-from paceline.draft.mtp import MTP, Mtp, holds_head, own_footprint
+from paceline.draft.head import facts_of, load_head, method_of
+from paceline.draft.mtp import MTP, Mtp, holds_head
 from paceline.draft.surfaces import Surfaces
 from paceline.draft.vocabulary import DraftVocabulary, vocabulary_of, wish_of
 from paceline.engine.adapters import Adapters, adapters_of
+from paceline.engine.budget import chosen, drafts_in, memory_of, parse_bytes, prices, shape_of, words_of
 from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
 from paceline.engine.experts import check_experts, spread
-from paceline.engine.gpu import check_device, named_memory, room_for_blocks
+from paceline.engine.gpu import check_device, named_memory
 from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
-from paceline.engine.ranks import check_ranks, cut, part_of
+from paceline.engine.ranks import check_ranks, cut
 from paceline.engine.text import Text
 from paceline.model.catalogue import CATALOGUE, recommended
-from paceline.model.checkpoint import DTYPES, read_config, resolve
+from paceline.model.checkpoint import read_config, resolve
 from paceline.model.decoder import Decoder
-from paceline.model.footprint import Footprint
-from paceline.model.linear import unfused
-from paceline.model.load import load_model, measure, packing_of
+from paceline.model.load import load_model
 from paceline.model.opened import opened_once
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
+from paceline.plan.memory import BudgetShape
 from paceline.sample.drawn import drawn
 
 if TYPE_CHECKING:
     from paceline.core.user import UserFn
     from paceline.engine.block_files import BlockFiles
-    from paceline.model.linear import Packing
-    from paceline.model.spec import ModelSpec
 
 log = logging.getLogger("paceline")
-TOKENIZER = 12
-"""Most bytes that a tokenizer takes for each of its file."""
 LOADING_ADVICE = "use fewer blocks, a smaller max_model_len, quantize int8 or int4, or tensor_parallel"
 DEMO = Path(__file__).parent.parent / "demo"
 
@@ -64,7 +58,8 @@ def build(options: Options) -> tuple[Engine, Text]:
         name, user = drafter_of(options)
         check_draft_vocab(options, pair)
         _check_pair(name, options.verifier, provided(pair.draft, pair.kind) | ({"callable"} if user else set()))
-        shape, block = shape_of(options, pair.model, pair.draft), block_size_of(options, pair)
+        shape, pair = afforded(options, pair)
+        block = block_size_of(options, pair)
         with named_memory("while the model was loaded", LOADING_ADVICE):
             text, model = target(options, pair)
             components = drafting(options, pair, model, text)
@@ -74,7 +69,8 @@ def build(options: Options) -> tuple[Engine, Text]:
     fixed = {} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes)
     prices = {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row} if options.nodes is None else {}
     config = EngineConfig.of(
-        options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, remember=shape.remember,
+        options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, draft_rows=shape.drafted,
+        remember=shape.remember,
         drafter=name, nodes=fixed, block_size=block, **prices,
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
@@ -95,6 +91,19 @@ def build(options: Options) -> tuple[Engine, Text]:
         engine.keep_on_disk(files)
     say_memory(engine)
     return engine, text
+
+
+def afforded(options: Options, pair: "Pair") -> "tuple[BudgetShape, Pair]":
+    """The sizes of the engine, and the pair without its draft model where `memory` is used better without."""
+    if options.memory is None:
+        return shape_of(options, pair.model, pair.draft), pair
+    choice = chosen(options, pair.model, pair.draft, pair.kind)
+    left_out = pair.draft is not None and not choice.plan.draft
+    for line in words_of(choice, options, pair.draft):
+        log.log(logging.WARNING if left_out else logging.INFO, "%s", line)
+    if left_out:
+        pair = replace(pair, draft=None, kind=MTP if holds_head(pair.model) else DRAFT)
+    return choice.plan.shape, pair
 
 
 def say_memory(engine: Engine) -> None:
@@ -241,6 +250,8 @@ def start(engine: Engine, options: Options) -> None:
     known = calibrate.kept(calibrate.place(about)) if options.late_weights else calibrate.calibrated(engine, about)
     if known is not None:
         engine.table.times.become(known)
+        if known.measured and calibrate.place(about).is_file() and calibrate.kept(prices(options)) is None:
+            calibrate.keep(prices(options), known)
         if options.tbt_target_ms and (plain := 1e3 * known.predict(Work(1, 1, 0, 0, 1))) > options.tbt_target_ms:
             log.warning(
                 "tbt_target_ms is %g, but a plain step of one request takes %.3g ms here: while others decode, prompts "
@@ -315,11 +326,6 @@ def kv_files(options: Options) -> "BlockFiles":
     except InputError:
         raise InputError(f"kv_disk has the size {size!r}, but it must be bytes such as 20G or 512M.") from None
     return BlockFiles(Path(path).expanduser(), limit)
-
-
-def drafts_in(options: Options) -> str | None:
-    """`quantize` of the draft model."""
-    return options.quantize if options.draft_quantize is None else options.draft_quantize
 
 
 def facts(options: Options, *models: Any) -> dict[str, Any]:
@@ -398,102 +404,6 @@ def _check_pair(drafter: str, verifier: str, have: set[str]) -> None:
         raise RefusalError(reason)
 
 
-def memory_of(options: Options, path: Path, draft: Path | None = None) -> MemoryModel:
-    """The arithmetic of the budget for these checkpoints, from their headers."""
-
-    def of(
-        at: Path, longest: int | None = None, quantize: str | None = drafts_in(options)
-    ) -> "tuple[ModelSpec, Packing]":
-        spec = read_config(at, longest)
-        if at == path and options.expert_parallel > 1:
-            return spec, unfused(DTYPES[options.dtype])
-        return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
-
-    spec, packing = of(path, options.max_model_len, options.quantize)
-    target = part_of(measure(path, spec, packing), options.tensor_parallel)
-    head = draft is not None and method_of(draft) is not None
-    if draft is not None and head:
-        check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
-    if draft is None:
-        drafts = own_footprint(path, packing) if holds_head(path) else None
-    else:
-        drafts = footprint_of(draft, packing) if head else measure(draft, *of(draft))
-    files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
-    rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
-    rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    rest += lora_bytes(options)
-    longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
-    if options.draft_vocab is not None:
-        spec, packing = (spec, packing) if draft is None else of(draft)
-        rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
-    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest, held)
-
-
 def block_size_of(options: Options, pair: "Pair") -> int:
     """Tokens of a block in an engine with this pair."""
     return memory_of(options, pair.model, pair.draft).block_size
-
-
-def block_of(size: int, *models: Footprint | None) -> int:
-    """Tokens of a block: `size`, or the power of two from there on with which the states that lie with blocks take no
-    more than STATE_BYTES_PER_TOKEN."""
-    state = sum(model.state for model in models if model is not None)
-    while state > size * STATE_BYTES_PER_TOKEN:
-        size *= 2
-    return size
-
-
-def lora_bytes(options: Options) -> int:
-    """Bytes that adapters may take: `lora_memory`, or those of the files that are named, of which `max_loras` at most
-    are in memory at a time. Factors in float32, which PyTorch keeps, are twice those of a file in bfloat16."""
-    if options.lora_memory is not None:
-        return parse_bytes(options.lora_memory)
-    files = [at / "adapter_model.safetensors" if at.is_dir() else at for at in adapters_of(options.lora).values()]
-    files = [file if file.is_file() else file.with_suffix(".bin") for file in files]
-    sizes = sorted((file.stat().st_size for file in files if file.is_file()), reverse=True)
-    return 2 * sum(sizes[: options.max_loras])
-
-
-def tokenizer_bytes(file: Path) -> int:
-    """Size in bytes of tokenizer.json, or of everything in a GGUF file before its weights."""
-    if file.suffix != ".gguf":
-        return file.stat().st_size
-    from paceline.model.gguf import load_header
-
-    return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
-
-
-def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
-    """What comes of `options.memory`, before anything is loaded. CapacityError where it is too little."""
-    memory, rows = memory_of(options, path, draft), max(options.row_budget, options.max_requests)
-    if options.memory is not None:
-        shape = memory.fit(parse_bytes(options.memory), rows, options.max_requests, options.blocks)
-        log.info("memory: %s; %s", shape, {name: f"{size:,}" for name, size in memory.parts(shape).items()})
-        return shape
-    blocks = options.blocks
-    if blocks is None:
-        models = [m for m in (memory.target, memory.draft) if m is not None]
-        several = max(m.unit for m in models)  # blocks that fill whole units of every pool
-        each = sum(m.held(several, memory.block_size) for m in models) / several
-        contexts = -(-memory.max_len // memory.block_size) * options.max_requests
-        room = room_for_blocks(options.device, sum(m.weights for m in models), memory.target.scratch(rows, 1, rows))
-        blocks = max(1, min(int(room / each), contexts))
-    return BudgetShape(blocks, rows, MAX_CANDIDATES, options.max_requests, MEMORIES[1])
-
-
-STATE_BYTES_PER_TOKEN = 64 << 10
-"""Bytes of the states that lie with blocks, for each of their tokens, at most: about what keys and values take in a
-model of the same size that attends in all layers."""
-UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
-
-
-def parse_bytes(value: int | str) -> int:
-    """Bytes from 1500000, "512M", "2G", "1.5GiB"."""
-    if isinstance(value, int):
-        return value
-    text = value.strip().upper().removesuffix("IB").removesuffix("B")
-    unit = text[-1:] if text[-1:] in UNITS else ""
-    try:
-        return int(float(text.removesuffix(unit)) * UNITS[unit])
-    except (ValueError, OverflowError):
-        raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None

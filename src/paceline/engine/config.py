@@ -5,6 +5,8 @@ from typing import Any
 
 from paceline.engine.options import StepOptions
 
+PATIENCE_MS = 30.0
+
 
 @dataclass(slots=True)
 class Timer:
@@ -28,9 +30,11 @@ class EngineConfig(StepOptions):
     cheap_rows: int | None = None
     row_cost: float = 0.0
     """These two are of `FixedLength`."""
-    patience_ms: float = 30.0
+    patience_ms: float = PATIENCE_MS
     """Maximum time of a step of several passes, which are possible if there are no drafts or drafts need no Python; 0:
     each pass is a step."""
+    draft_rows: int | None = None
+    """Most drafted rows of a step, of all requests together; None: as many as the step has."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of past texts."""
 
@@ -42,4 +46,9 @@ class EngineConfig(StepOptions):
     @property
     def patience(self) -> float:
         """`patience_ms`, or `tbt_target_ms` where that is less, in seconds."""
-        return min(self.patience_ms, self.tbt_target_ms or self.patience_ms) / 1e3
+        return self.patience_of(self, self.patience_ms)
+
+    @staticmethod
+    def patience_of(options: StepOptions, most_ms: float = PATIENCE_MS) -> float:
+        """As of an engine with these options, in seconds."""
+        return min(most_ms, options.tbt_target_ms or most_ms) / 1e3

@@ -22,7 +22,6 @@ from paceline.engine.totals import Totals
 from paceline.plan import LengthPolicy
 from paceline.plan.planner import Planner, Room
 from paceline.schedule import SchedulePolicy, policies
-from paceline.schedule.exspec import shape
 from paceline.schedule.places import ClientShares
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Desk:
             config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states,
             lagging=lagging, identity=identity,
         )  # fmt: skip
-        planner = Planner(table.decide, config.row_budget, taps=table.taps, further=table.further)
+        planner = Planner(table.decide, config.row_budget, table.taps, config.draft_rows, table.further)
         schedule = policies.policy(
             config.schedule,
             config.order,
@@ -73,7 +72,7 @@ class Desk:
             group_size=config.group_size,
             layers=layers,
             layer_groups=config.layer_groups,
-            shape=shape(table.defaults),
+            expects=table.policy.expects,
         )
         return cls(cache, schedule, planner, table, config.max_requests)
 
@@ -160,12 +159,13 @@ class Desk:
         yielded = self._give_way(order)
         self._stop(yielded)
         order = [r for r in order if r not in yielded]
-        turn, order = self.shares.turned(self.schedule.turn(order, now)), self.shares.order(order)
+        turn, order = self.shares.turned(self.schedule.turn(order, now), order), self.shares.order(order)
         plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         while plan.preempt and self._give_up():
             plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         plan = policies.finished(self.schedule, plan)
         plan.validate(self.planner.row_budget)
+        self.shares.gave(plan.items)
         self._stop(plan.preempt)
         return replace(plan, preempt=[*yielded, *plan.preempt]) if yielded else plan
 

@@ -19,6 +19,8 @@ POOLINGS: tuple[str, ...] = get_args(Pooling)
 TAP = "post_norm"
 PASS_S, LEAST_ROWS = 0.02, 16
 """Expected time of a pass while others decode, in seconds, and its least number of rows."""
+EMBEDDED_ROWS = 512
+"""Most rows of a pass: hidden states of all are copied."""
 
 
 class Embedding:
@@ -79,7 +81,7 @@ class Embedding:
 
     def _most(self) -> int:
         """Rows of the next pass."""
-        most = self.engine.config.row_budget
+        most = min(EMBEDDED_ROWS, self.engine.config.row_budget)
         if not self.engine.busy:
             return most
         return min(most, LEAST_ROWS if self._rate is None else max(LEAST_ROWS, int(PASS_S * self._rate)))

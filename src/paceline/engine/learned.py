@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 log = logging.getLogger("paceline")
 
 
-def place(options: "Options") -> Path:
-    """The file of this pair of models."""
+def place(options: "Options", what: str = "learned") -> Path:
+    """The file of this pair of models for `what` is known of it."""
     models = str(options.model), options.revision, str(options.draft)
     facts = [*models, options.quantize, options.draft_quantize, options.draft_vocab, options.dtype, __version__]
     seal = hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
-    return home() / f"learned-{seal}.json"
+    return home() / f"{what}-{seal}.json"
 
 
 def recall(options: "Options") -> dict[str, Any] | None:

@@ -45,7 +45,10 @@ class StepOptions:
         int, _serving("Tokens of a block of the K/V cache; more where a model keeps a large state with each.")
     ] = 16
     max_requests: Annotated[int, _serving("Most samples that are decoded at once; the others wait.")] = 64
-    row_budget: Annotated[int, _serving("Most rows (tokens of prompts and drafts) of one pass.")] = 512
+    row_budget: Annotated[
+        int,
+        _serving("Most rows (tokens of prompts and drafts) of one pass; how many a step has follows from step times."),
+    ] = 2048
     prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True
     eviction: Annotated[
         str,

@@ -1,29 +1,26 @@
 """The parts of a decoder layer: plain classes over tensors, weights fused and packed at load."""
 
-import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.attend import Attend
+from paceline.model.attending import LatentAttention, VariedAttention
 from paceline.model.linear import Linear
+from paceline.model.norms import Norm
+from paceline.model.per_token import LayerClose
 from paceline.model.recurrent import GatedConv, Recurrence
-from paceline.model.spec import Experts, ModelSpec, Rope
+from paceline.model.rotary import Turn
+from paceline.model.spec import Experts, ModelSpec
 from paceline.model.state import Scan
 
 if TYPE_CHECKING:
     from paceline.model.adapters import AdaptedRows
-
-Turn = tuple[Tensor, Tensor]
-"""cos and signed sin of one pass's positions, [T, 1, rotated] each."""
-PLACES = 1024
-"""Positions whose rotations are computed at once."""
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -35,93 +32,6 @@ def relu2(x: Tensor) -> Tensor:
 
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
-
-
-class Norm:
-    """RMS norm over the last dimension, in float32 or wider; `weight` [n] already has the family's offset.
-
-    x w / sqrt(|x|^2 / n + eps), computed as x (w sqrt n) / hypot(|x|, sqrt(n eps)): four operations of which
-    two are on one number a row, in half the time of F.rms_norm at a few rows on a CPU.
-    """
-
-    bias: Tensor | None = None
-
-    def __init__(self, weight: Tensor, eps: float) -> None:
-        n = weight.shape[-1]
-        self.weight = weight * math.sqrt(n)
-        self.floor = torch.tensor(math.sqrt(n * eps), dtype=weight.dtype, device=weight.device)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        wide = x.to(self.weight.dtype)
-        length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
-        return (wide * self.weight).div_(length.hypot_(self.floor)).to(x.dtype)
-
-    def joined(self, x: Tensor, y: Tensor) -> Tensor:
-        """Add y to x in place; the norm of the sum."""
-        return self(x.add_(y))
-
-    def over_(self, x: Tensor) -> None:
-        """Put the norm of x in its place."""
-        x.copy_(self(x))
-
-
-class LayerNorm(Norm):
-    """With the mean subtracted first, and perhaps a bias [n]."""
-
-    def __init__(self, weight: Tensor, eps: float, bias: Tensor | None) -> None:
-        super().__init__(weight, eps)
-        self.bias = bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        wide = x.to(self.weight.dtype)
-        y = super().__call__(wide - wide.mean(-1, keepdim=True))
-        return (y if self.bias is None else y.add_(self.bias)).to(x.dtype)
-
-
-class WholeNorm(Norm):
-    """RMS norm of q and of k, each over all its heads; x [T, heads + kv_heads, head_dim]."""
-
-    def __init__(self, q: Tensor, k: Tensor, eps: float) -> None:
-        self.parts = [Norm(q, eps), Norm(k, eps)]
-        self.weight = torch.cat([part.weight for part in self.parts])
-
-    def __call__(self, x: Tensor) -> Tensor:
-        head_dim = x.shape[-1]
-        sizes = [len(part.weight) // head_dim for part in self.parts]
-        normed = [part(each.flatten(1)) for part, each in zip(self.parts, torch.split(x, sizes, 1))]
-        return torch.cat(normed, 1).view(x.shape)
-
-
-class Rotary:
-    """cos and sin of the rows' positions, from a table that doubles with the longest text so far: one to max_len
-    could outweigh the cache of many a chat. They come from numpy, rounded from float64: the first `torch.cos` of a
-    process that runs on two threads is now and then off by a last bit, and a text would change with it."""
-
-    def __init__(self, rope: Rope, device: torch.device, dtype: torch.dtype, most: int) -> None:
-        """`most`: positions a text can have; the table does not double beyond them."""
-        self.most = most
-        self.inverse, self.scale, self.device, self.dtype = torch.tensor(rope.inverse), rope.scale, device, dtype
-        self.table = self.fill(min(256, most))
-
-    def fill(self, length: int) -> Tensor:
-        """[length, 2, 1, rotated]: cos, then signed sin, of every position."""
-        table = torch.empty(length, 2, 1, 2 * len(self.inverse), dtype=self.dtype)
-        for place, part in zip(torch.arange(length).chunk(-(-length // PLACES)), table.chunk(-(-length // PLACES))):
-            wide = (place[:, None].float() * self.inverse).double().numpy()
-            cos, sin = (torch.from_numpy(wave(wide)).float() * self.scale for wave in (np.cos, np.sin))
-            part.copy_(torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)[:, :, None])
-        return table.to(self.device)
-
-    def extend(self, reach: int) -> None:
-        """Have every position below `reach` in the table."""
-        if reach > len(self.table):
-            self.table = self.fill(max(reach, min(2 * len(self.table), self.most)))
-
-    def __call__(self, position: Tensor, reach: int) -> Turn:
-        """`reach`: above every position, known on the host."""
-        self.extend(reach)
-        cos, sin = self.table.index_select(0, position).unbind(1)
-        return cos, sin
 
 
 @dataclass(slots=True)
@@ -137,12 +47,12 @@ class SelfAttention:
     sinks: Tensor | None = None
     """[heads], see `ModelSpec.sinks`."""
     value: Linear | None = None
-    """Matrix of the values alone, for the native decoder, where it is quantised in another way than q's and k's."""
+    """Matrix of the values alone, where it is quantised in another way than q's and k's."""
 
     def __call__(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         spec = self.spec
         turned = spec.heads + spec.kv_heads
-        projected, gate = self.qkv(x), None
+        projected, gate = self.projected(x), None
         if spec.gated_attention:
             sizes = [(turned + spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim]
             projected, gate = projected.split_with_sizes(sizes, -1)
@@ -151,6 +61,18 @@ class SelfAttention:
             self.head_norm.over_(qkv.narrow(1, 0, turned))
         mixed = attend.turned(self.index, qkv, turn)
         return self.out(mixed if gate is None else mixed * gate.sigmoid())
+
+    def projected(self, x: Tensor) -> Tensor:
+        """Queries, keys, values and gates."""
+        made = self.qkv(x)
+        if self.value is None:
+            return made
+        first = (self.spec.heads + self.spec.kv_heads) * self.spec.head_dim
+        return torch.cat((made[:, :first], self.value(x), made[:, first:]), -1)
+
+
+Attending = SelfAttention | VariedAttention | LatentAttention
+"""Mixers that attend."""
 
 
 @dataclass(slots=True)
@@ -210,9 +132,14 @@ class Mixture:
     """Called with the experts [T, active] that the rows of a pass use."""
     loads: int = 0
     """How often an expert's weights were read, the shared one's not counted."""
+    factors: Tensor | None = None
+    """[count] factors of the experts' weights."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        weights, chosen = routes(self.form, self.router(x), self.correction)
+    def __call__(self, x: Tensor, told: Tensor | None = None) -> Tensor:
+        """`told`: what the router reads in place of x."""
+        weights, chosen = routes(self.form, self.router(x if told is None else told), self.correction)
+        if self.factors is not None:
+            weights = weights * self.factors[chosen]
         if self.record is not None:
             self.record(chosen)
         y, numbers = torch.zeros_like(x), sorted(set(chosen.flatten().tolist()))
@@ -230,6 +157,23 @@ class Mixture:
             part = self.shared(x)
             y.add_(part if self.shared_gate is None else part.mul_(self.shared_gate(x).sigmoid().to(x.dtype)))
         return y
+
+
+@dataclass(slots=True)
+class BesideMixture:
+    """A dense part and a mixture next to each other, each with norms of its own (Gemma 4): `norm` of what experts read,
+    `router_norm` of what the router reads, both of the stream; `dense_post` and `post` of what the two parts give."""
+
+    dense: FeedForward
+    mixture: Mixture
+    norm: Norm
+    router_norm: Norm
+    dense_post: Norm
+    post: Norm
+
+    def __call__(self, normed: Tensor, stream: Tensor) -> Tensor:
+        y = self.dense_post(self.dense(normed))
+        return y.add_(self.post(self.mixture(self.norm(stream), self.router_norm(stream))))
 
 
 def routes(form: Experts, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -254,18 +198,25 @@ class Block:
 
     spec: ModelSpec
     attention_norm: Norm | None
-    mixer: SelfAttention | GatedConv | Recurrence | SideBySide | None
+    mixer: Attending | GatedConv | Recurrence | SideBySide | None
     attention_post_norm: Norm | None
     ffn_norm: Norm | None
-    ffn: FeedForward | Mixture | None
+    ffn: FeedForward | Mixture | BesideMixture | None
     ffn_post_norm: Norm | None
+    close: LayerClose | None = None
 
     @property
-    def attention(self) -> SelfAttention | None:
+    def attention(self) -> Attending | None:
         """The part of the mixer that attends."""
         if isinstance(self.mixer, SideBySide):
             return self.mixer.attention
-        return self.mixer if isinstance(self.mixer, SelfAttention) else None
+        return self.mixer if isinstance(self.mixer, Attending) else None
+
+    @property
+    def mixture(self) -> Mixture | None:
+        """The feed-forward part's mixture, if there is one."""
+        ffn = self.ffn.mixture if isinstance(self.ffn, BesideMixture) else self.ffn
+        return ffn if isinstance(ffn, Mixture) else None
 
     @property
     def recurrence(self) -> GatedConv | Recurrence | None:
@@ -279,7 +230,7 @@ class Block:
         x: Tensor,
         entry: Tensor | None,
         turn: Turn | None,
-        attend: Attend,
+        attend: Attend | None,
         scan: Scan | None = None,
         normed: Tensor | None = None,
         feeds: bool = True,
@@ -293,7 +244,7 @@ class Block:
         if normed is None:
             normed = stream if self.attention_norm is None else self.attention_norm(stream)
         if (attention := self.attention) is not None:
-            assert turn is not None
+            assert turn is not None and attend is not None
             y = attention(normed, turn, attend)
         if (recurrence := self.recurrence) is not None:
             assert scan is not None
@@ -313,7 +264,7 @@ class Block:
         norm = self.attention_norm if self.spec.parallel else self.ffn_norm
         if normed is None:
             normed = x if norm is None else norm(x)
-        y = self.ffn(normed)
+        y = self.ffn(normed, x) if isinstance(self.ffn, BesideMixture) else self.ffn(normed)
         return self.contribute(x, y if self.ffn_post_norm is None else self.ffn_post_norm(y), then)
 
     def contribute(self, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor | None:

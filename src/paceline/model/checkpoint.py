@@ -116,6 +116,8 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
             "it again."
         ) from None
     try:
+        if FAMILIES[raw["model_type"]].varied:
+            config.allow_global_per_layer_attribute_access = True  # what differs is read by layer
         checks.check(config)
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:
@@ -141,7 +143,9 @@ TEXT_PREFIXES = (
     ("language_model.lm_head", "lm_head"),
 )
 """How the text's tensors begin in checkpoints that read pictures, too, and in those that do not."""
-PICTURES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|embed_vision)\.")
+PICTURES = re.compile(
+    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|embed_vision|audio_tower|embed_audio)\."
+)
 
 
 def of_stack(name: str) -> tuple[str, int | None]:
@@ -272,6 +276,8 @@ class Tensors:
     def stored(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
         """As it is in the file, whatever its type; `shape`: as in `take`, or any."""
         name, number = of_stack(name)
+        if number is not None and name not in self.place:
+            name = name.removesuffix(".weight")
         if name not in self.place:
             raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         view = self.view(name)

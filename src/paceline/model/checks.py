@@ -66,7 +66,7 @@ def check(config: Any) -> None:
     for name in POSITIVE_FIELDS:
         positive(name, getattr(config, name, None))
     for name, most in MIXTURES.items():
-        if hasattr(config, name) and getattr(config, "num_local_experts", 1) != 0:  # 0: it is no mixture
+        if getattr(config, name, None) is not None and getattr(config, "num_local_experts", 1) != 0:  # 0: no mixture
             whole(name, getattr(config, name), 1, most)
     kinds = getattr(config, "layer_types", None)
     window, unused = (

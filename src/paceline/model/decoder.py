@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from paceline.attend import Make
+from paceline.attend import Attend, Make
 from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.component import Ability
@@ -18,13 +18,16 @@ from paceline.core.program import WHOLE
 from paceline.core.rows import Out, Rows
 from paceline.model import pages
 from paceline.model.adapters import AdapterTable
-from paceline.model.blocks import Block, Mixture, Norm, Rotary
+from paceline.model.blocks import Block, SelfAttention
 from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear, Packing
 from paceline.model.narrow import taken
+from paceline.model.norms import Norm
 from paceline.model.packed import Packed
+from paceline.model.per_token import TokenInputs
 from paceline.model.recurrent import layout_of
-from paceline.model.spec import ModelSpec
+from paceline.model.rotary import Rotary
+from paceline.model.spec import Attention, ModelSpec
 from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ class Weights:
     head: Linear
     bytes: int
     """Bytes that one pass reads: layers, norms and head, but not the rows of the embedding."""
+    tokens: TokenInputs | None = None
+    """What layers have of a token's own."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,11 +106,16 @@ class Decoder:
         self.rotaries = [Rotary(rope, self.device, self.compute, spec.max_len + MAX_CANDIDATES) for rope in ropes]
         attends = [layer.attends for layer in spec.layers]
         self.rotary_of = [-1 if it is None else ropes.index(it.rope) for it in attends]
+        self.pool_of = [0 if it is None else spec.place(index)[0] for index, it in enumerate(attends)]
+        """Which of `pools` a layer's keys and values lie in."""
+        self.pools: list[Attend] = []
 
     def adapt(self) -> "AdapterTable | NativeAdapters":
         """The table of its adapters, made when first asked for. RefusalError where others hold its experts."""
         if self.spread is not None:
             raise RefusalError(f"Adapters and {self.spread.option} cannot be combined; leave one of them out.")
+        if self.packing.kernels and self.spec.mixtures:
+            raise RefusalError("Adapters of mixtures are not served on a GPU; use device cpu.")
         if self.adapters is None:
             self.adapters = AdapterTable(self.spec, self.weights.blocks, self.device, self.compute)
         return self.adapters
@@ -143,26 +153,29 @@ class Decoder:
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec, self.block_size = self.spec, block_size
-        windows = [mixer.window for mixer in spec.attentions]
-        shape = (len(windows), 2, spec.kv_heads, blocks, block_size, spec.head_dim)
-        pool = pages.tensor(shape, self.dtype, self.device)
         self.states = States(blocks, block_size, self.device, self.replay)
         for form in spec.recurrences:
             parts, record = layout_of(form, spec.hidden, self.compute)
             self.states.add(parts, record, self.compute)
-        sinks = [block.attention.sinks for block in self.weights.blocks if block.attention is not None]
         if self.graphs is not None:
             self.graphs.forget()
-        self.attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
-        if isinstance(self.attend, Reference):
-            self.attend.sinks = sinks if spec.sinks else []
+        self.pools = []
+        for kept, layers in spec.pools.items():
+            shape = (len(layers), kept.parts, kept.heads, blocks, block_size, kept.width)
+            pool = pages.tensor(shape, self.dtype, self.device)
+            windows = [it.window for index in layers if (it := spec.layers[index].attends) is not None]
+            attend = self.attend_type(pool, windows, spec.heads, spec.attention_scale, spec.attention_softcap)
+            if isinstance(attend, Reference) and spec.sinks:
+                mixers = [self.weights.blocks[index].attention for index in layers]
+                attend.sinks = [it.sinks if isinstance(it, SelfAttention) else None for it in mixers]
+            self.pools.append(attend)
 
     @torch.inference_mode()
     def move(self, source: list[int], target: list[int]) -> None:
         if source:
-            slots = self.attend.slots
             where = torch.tensor([source, target], device=self.device)
-            slots.index_copy_(3, where[1], slots.index_select(3, where[0]))
+            for pool in self.pools:
+                pool.slots.index_copy_(3, where[1], pool.slots.index_select(3, where[0]))
             if self.spec.recurrent:
                 self.states.move(source, target)
 
@@ -177,22 +190,22 @@ class Decoder:
 
     def read(self, slots: list[int]) -> bytes:
         at = torch.tensor(slots, device=self.device, dtype=torch.int64)
-        kv = self.attend.slots.index_select(3, at).cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        kv = b"".join(bytes_of(pool.slots.index_select(3, at)) for pool in self.pools)
         return kv + self.states.read(slots) if self.spec.recurrent else kv
 
     @torch.inference_mode()
     def write(self, slots: list[int], packed: bytes) -> None:
-        pool = self.attend.slots
-        shape = (*pool.shape[:3], len(slots), *pool.shape[4:])
         if self.spec.recurrent:
             states = max(0, len(packed) - self.states.size(slots))
             self.states.write(slots, packed[states:])
             packed = packed[:states]
-        pool.index_copy_(
-            3,
-            torch.tensor(slots, device=self.device, dtype=torch.int64),
-            unpacked(packed, shape, pool.dtype).to(self.device),
-        )
+        check_bytes(packed, self.spec.kv_width * len(slots) * self.dtype.itemsize)
+        at, begun = torch.tensor(slots, device=self.device, dtype=torch.int64), 0
+        for pool in self.pools:
+            shape = (*pool.slots.shape[:3], len(slots), *pool.slots.shape[4:])
+            end = begun + math.prod(shape) * self.dtype.itemsize
+            pool.slots.index_copy_(3, at, unpacked(packed[begun:end], shape, self.dtype).to(self.device))
+            begun = end
 
     def check(self, rows: Rows) -> None:
         """InputError unless the program and the taps of these rows are places of this model."""
@@ -226,7 +239,9 @@ class Decoder:
             self.adapters.rows.begin(rows)
         for told in self.before:
             told(rows)
-        self.attend.prepare(rows)
+        for each in self.pools:
+            each.prepare(rows)
+        own = None if self.weights.tokens is None else self.weights.tokens(rows.token, self.embed(rows.token))
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]
         scan = self.states.scan(rows) if self.spec.recurrent else None
@@ -240,9 +255,12 @@ class Decoder:
                 feeds = (index, "ffn") not in program.skip
                 if (index, "attention") not in program.skip:
                     turn = None if rotary < 0 else turns[rotary]
-                    normed = block.attend(x, entry, turn, self.attend, scan, carried, feeds)
+                    pool = self.pools[self.pool_of[index]] if rotary >= 0 else None
+                    normed = block.attend(x, entry, turn, pool, scan, carried, feeds)
                 if feeds:
                     carried = block.feed(x, normed, self.following[index] if program is WHOLE else None)
+                if block.close is not None:
+                    block.close(x, None if own is None else own[:, index])
         if not program.head:
             return Out(self.no_logits(), taps, x)
         if "pre_norm" in rows.taps:
@@ -263,7 +281,7 @@ class Decoder:
         return first
 
     def last_keys(self, slots: Tensor) -> tuple[Tensor, Tensor]:
-        keys, values = self.attend.slots[-1].index_select(2, slots.to(self.device)).float().transpose(1, 2).unbind()
+        keys, values = self.pools[-1].slots[-1].index_select(2, slots.to(self.device)).float().transpose(1, 2).unbind()
         return keys, values
 
     def embed(self, token: Tensor) -> Tensor:
@@ -331,7 +349,7 @@ class Decoder:
     @property
     def expert_loads(self) -> int:
         """How often the weights of an expert of a mixture were read: once a pass for all rows that it has."""
-        return sum(block.ffn.loads for block in self.weights.blocks if isinstance(block.ffn, Mixture))
+        return sum(block.mixture.loads for block in self.weights.blocks if block.mixture is not None)
 
     def describe(self) -> str:
         words = "" if self.narrowed is None else f", {len(self.narrowed.words):,} tokens of a draft"
@@ -340,7 +358,11 @@ class Decoder:
 
 def abilities(spec: ModelSpec) -> frozenset[Ability]:
     """Abilities of a decoder with these layers in addition to the protocol."""
-    found: set[Ability] = {"embed", "lend", "narrow"}
+    found: set[Ability] = {"embed", "narrow"}
+    if not spec.token_width:
+        found |= {"lend"}  # ids beyond the vocabulary have nothing of their own in the layers
+    if spec.layer_scale or any(mixer.shares is not None for mixer in spec.attentions):
+        return frozenset(found)  # a layer left out would leave others without their keys
     if spec.recurrent:
         found |= {"state"}  # a pass that leaves layers out, or goes on from one that was not kept, has no state
     else:
@@ -349,7 +371,7 @@ def abilities(spec: ModelSpec) -> frozenset[Ability]:
             found |= {"join"}  # windows are cut by place
         if spec.early_exit:
             found |= {"exit"}
-    if spec.layers[-1].attends is not None:
+    if isinstance(spec.layers[-1].attends, Attention) and spec.uniform:
         found |= {"keys"}
     return frozenset(found)
 
@@ -363,6 +385,15 @@ def kv_bytes(spec: ModelSpec, packing: Packing) -> int:
 def unpacked(packed: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
     """K/V that `read` packed. InputError when the bytes are not of this shape."""
     need = math.prod(shape) * dtype.itemsize
+    check_bytes(packed, need)
+    return torch.frombuffer(bytearray(packed), dtype=dtype).view(shape) if need else torch.empty(shape, dtype=dtype)
+
+
+def check_bytes(packed: bytes, need: int) -> None:
+    """InputError unless packed K/V has so many bytes."""
     if len(packed) != need:
         raise InputError(f"The packed K/V has {len(packed)} bytes, but {need} are expected: it is another model's.")
-    return torch.frombuffer(bytearray(packed), dtype=dtype).view(shape) if need else torch.empty(shape, dtype=dtype)
+
+
+def bytes_of(tensor: Tensor) -> bytes:
+    return tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()

@@ -57,7 +57,7 @@ COHERE = Family(
     layer_norm=True,
     parallel=True,
     logit_scale="logit_scale",
-    refused="use_qk_norm",
+    refused=("use_qk_norm",),
 )
 LFM2 = Family(
     "Lfm2ForCausalLM",
@@ -88,6 +88,25 @@ QWEN35 = Family(
     delta="apart",
     gated_attention=True,
     mtp=True,
+)
+DEEPSEEK_NAMES = Names(shared="mlp.shared_experts.", correction="mlp.gate.e_score_correction_bias")
+DEEPSEEK_V3 = Family(
+    "DeepseekV3ForCausalLM",
+    names=DEEPSEEK_NAMES,
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    latent=True,
+    interleaved="rope_interleave",
+    beyond="num_nextn_predict_layers",
+    experts=Mixed(
+        count="n_routed_experts",
+        shared_count="n_shared_experts",
+        first="first_k_dense_replace",
+        score="sigmoid",
+        corrected=True,
+        groups=("n_group", "topk_group"),
+        scale="routed_scaling_factor",
+    ),
 )
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
@@ -180,7 +199,7 @@ FAMILIES: dict[str, Family] = {
         window="sliding_window",
         layer_types=True,
         unrotated="full_attention",
-        refused="",
+        refused=(),
     ),
     "starcoder2": Family(
         "Starcoder2ForCausalLM",
@@ -289,8 +308,61 @@ FAMILIES: dict[str, Family] = {
         out_bias="attention_bias",
         qk_norm=True,
         whole_norm=True,
-        refused="clip_qkv",
+        refused=("clip_qkv",),
         experts=Mixed(width="intermediate_size"),
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2ForCausalLM",
+        names=DEEPSEEK_NAMES,
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        refused=("mlp_bias", "norm_topk_prob"),
+        latent=True,
+        interleaved=True,
+        experts=Mixed(
+            count="n_routed_experts",
+            normed=False,
+            shared_count="n_shared_experts",
+            first="first_k_dense_replace",
+            groups=("n_group", "topk_group"),
+            scale="routed_scaling_factor",
+            methods={"greedy": False, "group_limited_greedy": True},
+            group_best=1,
+        ),
+    ),
+    "deepseek_v3": DEEPSEEK_V3,
+    "glm4_moe_lite": replace(
+        DEEPSEEK_V3,
+        architecture="Glm4MoeLiteForCausalLM",
+        experts=Mixed(
+            count="n_routed_experts",
+            shared_count="n_shared_experts",
+            kinds="mlp_layer_types",
+            score="sigmoid",
+            corrected=True,
+            groups=("n_group", "topk_group"),
+            scale="routed_scaling_factor",
+        ),
+    ),
+    "gemma4_text": Family(
+        "Gemma4ForCausalLM",
+        names=replace(
+            GEMMA_NAMES,
+            router="router.proj",
+            expert="experts.",
+            expert_gate_up=("gate_up_proj#{}",),
+            expert_down="down_proj#{}",
+        ),
+        activation="hidden_activation",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        embedding_scaled=True,
+        logit_softcap="final_logit_softcapping",
+        window="sliding_window",
+        layer_types=True,
+        varied=True,
+        experts=Mixed(active="top_k_experts", normed=True, enabled="enable_moe_block"),
     ),
     "lfm2": LFM2,
     "lfm2_moe": replace(
@@ -398,7 +470,7 @@ FAMILIES: dict[str, Family] = {
         layer_types=True,
         apart=True,
         turned="",
-        refused="moe_latent_size",
+        refused=("moe_latent_size",),
         mamba=MambaFields(
             "mamba_num_heads",
             "mamba_head_dim",
@@ -443,7 +515,7 @@ JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 """Ends of the names of architectures whose head is no language model's."""
 
 
-WITH_PICTURES = frozenset(("gemma3", "mistral3", "qwen3_vl", "qwen3_5"))
+WITH_PICTURES = frozenset(("gemma3", "gemma4", "mistral3", "qwen3_vl", "qwen3_5"))
 """Model types of which the text's part is served: pictures are refused."""
 FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
 """Keys next to `text_config` that apply to the text."""
@@ -456,6 +528,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
         return config
     kind = inner.get("model_type") or {
         "gemma3": "gemma3_text",
+        "gemma4": "gemma4_text",
         "qwen3_vl": "qwen3_vl_text",
         "qwen3_5": "qwen3_5_text",
     }.get(config["model_type"], "mistral")

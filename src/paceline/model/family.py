@@ -48,6 +48,26 @@ class Names:
     shared_gate_up: tuple[str, ...] = ()
     """Names of the expert that every token uses, where they are not named as in the others."""
     shared_down: str = ""
+    latent: tuple[str, str, str, str, str, str, str] = (
+        "self_attn.q_proj", "self_attn.q_a_proj", "self_attn.q_a_layernorm", "self_attn.q_b_proj",
+        "self_attn.kv_a_proj_with_mqa", "self_attn.kv_a_layernorm", "self_attn.kv_b_proj",
+    )  # fmt: skip
+    """Queries, or their latent vector, its norm and what is made of it; the latent vector of keys and values, its norm
+    and what is made of it."""
+    tokens: tuple[str, str, str] = (
+        "model.embed_tokens_per_layer", "model.per_layer_model_projection", "model.per_layer_projection_norm",
+    )  # fmt: skip
+    """Table, projection and norm of what layers have of a token's own."""
+    close: tuple[str, str, str, str] = (
+        "per_layer_input_gate", "per_layer_projection", "post_per_layer_input_norm", "layer_scalar",
+    )  # fmt: skip
+    """Gate, projection and norm behind a layer's two parts, and the factor of the stream, with its name's end."""
+    beside: tuple[str, str, str, str, str] = (
+        "pre_feedforward_layernorm_2", "post_feedforward_layernorm_1", "post_feedforward_layernorm_2",
+        "router.scale", "router.per_expert_scale",
+    )  # fmt: skip
+    """Next to a dense part: norms of what experts read, of what the dense part gives and of what they give; factors of
+    what the router reads, and of the experts' weights, both with their names' ends."""
 
 
 BACKBONE = Names(
@@ -99,6 +119,13 @@ class Mixed:
     """The expert of `shared` has a gate."""
     optional: str = ""
     """Config field with the inner numbers of a dense part that stands for the mixture where `count` is 0."""
+    kinds: str = ""
+    """Config field with a list that says `sparse` of the layers that are mixtures."""
+    methods: dict[str, bool] | None = None
+    """Values of `topk_method`, and whether experts are then chosen by groups."""
+    group_best: int = 2
+    enabled: str = ""
+    """Config field that says whether there are mixtures, which then stand beside the dense parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +171,7 @@ class Family:
     """Config field with the sliding window."""
     layer_types: bool = False
     """Whether `config.layer_types` says which layers slide; else all layers have the window."""
-    interleaved: bool = False
+    interleaved: bool | str = False
     """Pairs of a head that are rotated together lie side by side, not half a head apart."""
     unrotated: str = ""
     """Layers without a rotation: those with a 0 in this list of the config, or `full_attention`: those that do not
@@ -163,8 +190,8 @@ class Family:
     score_scale: str = ""
     logit_scale: str = ""
     divided: bool = False
-    refused: str = ""
-    """Config field that must not be set: a variant that is not served."""
+    refused: tuple[str, ...] = ()
+    """Config fields that must not be set: variants that are not served."""
     experts: Mixed | None = None
     conv: tuple[str, str] | None = None
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,
@@ -191,5 +218,9 @@ class Family:
     stretched: bool = False
     """Queries grow with their position beyond the length of the first training (Llama 4's rule): texts up to it, for
     which that changes nothing, are served."""
+    latent: bool = False
+    """Keys and values are made of a latent vector."""
+    varied: bool = False
+    """Layers have heads of their own sizes, or another layer's keys and values, and more of the token (Gemma 4)."""
     rounded: bool = False
     """The inner numbers of the feed-forward part are made from `intermediate_size` by LFM2's rule."""

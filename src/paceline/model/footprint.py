@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
-from paceline.model.spec import Delta, Experts, Layer, Mamba, ModelSpec
+from paceline.model.spec import Attends, Delta, Experts, Latent, Layer, Mamba, ModelSpec
 
 SOFTMAX_KEYS = 1024
 """Keys of one softmax of the native attention; a longer text's are merged (base.h)."""
@@ -36,6 +36,8 @@ class PackingForm(Protocol):
 
     @property
     def native(self) -> bool: ...
+    @property
+    def kernels(self) -> bool: ...
     @property
     def working(self) -> int: ...
     @property
@@ -96,23 +98,27 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
     """`itemsize`: bytes of a number in the K/V cache and the embedding; `stored`: the widest of the checkpoint's."""
     each = [list(layer_matrices(spec, layer)) for layer in spec.layers]
     packed = sum(form.size(outputs, inputs) for matrices in each for outputs, inputs in matrices)
-    layers, attending = len(spec.layers), len(spec.attentions)
+    layers = len(spec.layers)
     norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
+    if not spec.uniform:
+        norms = 4 * (8 * spec.hidden + 2 * widest_heads(spec))
+    of_tokens = spec.token_vocab * layers * spec.token_width * itemsize
+    absorbed = sum(
+        spec.heads * (it.head_dim + it.value_dim) * it.rank for it in spec.attentions if isinstance(it, Latent)
+    ) * max(itemsize, 4)
     of_head = form.head or form
     head = of_head.size(spec.vocab, spec.hidden)
-    embedding = (
-        spec.vocab * spec.hidden * itemsize if form.head is None or not form.native else 0 if spec.tied else head
-    )
+    embedding = spec.vocab * spec.hidden * itemsize if form.head is None or form.kernels else 0 if spec.tied else head
     layer = max(sum(o * i for o, i in matrices) for matrices in each)
     largest = max(o * i for matrices in each for o, i in matrices)
     whole = spec.vocab * spec.hidden  # the head, which is not fused
     loading = max(stored * layer + form.working * largest, (stored + max(of_head.working - 4, 2)) * whole)
-    slot = attending * form.slot(spec.kv_heads, spec.head_dim)
+    slot = sum(len(own) * form.slot(kept.heads, kept.width) * kept.parts // 2 for kept, own in spec.pools.items())
     turned = 3 * 2 * 4 * sum({it.rope: len(it.rope.inverse) for it in spec.attentions}.values())
     wide = 8 if itemsize == 8 else 4
     state, record = spec.state_bytes(wide), spec.record_bytes(wide)
     routers = sum(4 * (it.count * (spec.hidden + 2) + spec.hidden) for it in spec.mixtures)
-    weights = packed + layers * norms + norms + head + embedding + routers
+    weights = packed + layers * norms + norms + head + embedding + routers + of_tokens + absorbed
     fixed, row, mask, pair, copy, pairs = (
         native_scratch(spec, threads) if form.native else torch_scratch(spec, itemsize)
     )
@@ -137,10 +143,11 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:
     """(outputs, inputs) of a layer's matrices, as they are fused; gates and ups by 16. Routers are no such matrices."""
-    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
-    if layer.attends is not None:
-        yield q * (1 + spec.gated_attention) + 2 * kv, spec.hidden
-        yield spec.hidden, q
+    yield from attention_matrices(spec, layer.attends)
+    if spec.token_width:
+        yield spec.token_width, spec.hidden
+        yield spec.hidden, spec.token_width
+        yield spec.token_width, spec.hidden  # its part of the projection of all layers
     if isinstance(layer.recurs, Mamba | Delta):
         yield layer.recurs.width + layer.recurs.record, spec.hidden
         yield spec.hidden, layer.recurs.width
@@ -152,10 +159,35 @@ def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:
         return
     widths = [feed.width]
     if isinstance(feed, Experts):
-        widths = [feed.width] * feed.count + [feed.shared] * (feed.shared > 0)
+        widths = [feed.width] * feed.count + [width for width in (feed.shared, feed.beside) if width]
     for width in widths:
         yield (2 if spec.gated else 1) * (-(-width // 16) * 16), spec.hidden
         yield spec.hidden, width
+
+
+def attention_matrices(spec: ModelSpec, mixer: Attends | None) -> Iterator[tuple[int, int]]:
+    """As of `layer_matrices`; what is absorbed in MLA is no such matrix."""
+    if mixer is None:
+        return
+    if isinstance(mixer, Latent):
+        each = mixer.head_dim + 2 * len(mixer.rope.inverse)
+        if mixer.query_rank is not None:
+            yield mixer.query_rank, spec.hidden
+        yield spec.heads * each, mixer.query_rank or spec.hidden
+        yield mixer.width, spec.hidden
+        yield spec.hidden, spec.heads * mixer.value_dim
+        return
+    kept = spec.kept(mixer)
+    q, kv = spec.heads * kept.width, kept.heads * kept.width
+    own = 0 if mixer.shares is not None else (2 - mixer.same) * kv
+    yield q * (1 + spec.gated_attention) + own, spec.hidden
+    yield spec.hidden, q
+
+
+def widest_heads(spec: ModelSpec) -> int:
+    """Numbers of all heads of queries, keys and values of the widest layer."""
+    made = [(spec.heads + 2 * it.heads) * it.width for it in map(spec.kept, spec.attentions)]
+    return max(made, default=(spec.heads + 2 * spec.kv_heads) * spec.head_dim)
 
 
 Scratch = tuple[int, int, int, int, int, int]
@@ -187,11 +219,11 @@ def torch_scratch(spec: ModelSpec, itemsize: int) -> Scratch:
     """blocks.py: what is alive at once of a layer's rows, in float32; attend/: masks, scores and shares, and the
     wide copies of keys and values that a batch reads."""
     wide = 8 if itemsize == 8 else 4
-    mixed = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    row = wide * (6 * spec.hidden + 5 * mixed + 5 * spec.ffn)
+    mixed = widest_heads(spec)
+    row = wide * (6 * spec.hidden + 5 * mixed + 5 * spec.ffn + 3 * len(spec.layers) * spec.token_width)
     scans = [it for it in spec.recurrences if isinstance(it, Mamba | Delta)]
     row += 8 * wide * max((it.width + it.record for it in scans), default=0)
     fixed = 4 * wide * max((it.heads * SCAN_ROWS**2 + prod(it.matrix) for it in scans), default=0)
     mask = wide * spec.heads * len({mixer.window for mixer in spec.attentions})
-    copy = 2 * spec.kv_heads * spec.head_dim * (wide + itemsize)
+    copy = max((kept.numbers for kept in spec.pools), default=0) * (wide + itemsize)
     return fixed, row, mask, 4 * wide * spec.heads, copy, PAIRS // spec.heads

@@ -9,6 +9,7 @@ converts them at every call. Which packing is chosen depends on what the machine
     quantize int4     the same                       native    the same; head and embedding in 6 bits
     stored in groups  the same                       native    the same; each matrix in its own 4 to 8 bits
     not float64       CUDA with Triton               triton    as the weights, in int8 and int4, too
+    the last three    layers that are PyTorch's      products  the same; each matrix is a native call
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
     bfloat16/float16  other CPUs with FBGEMM         fbgemm    float32, weights held in float16
@@ -203,6 +204,12 @@ def in_groups(dtype: torch.dtype) -> Packing:
         "native int4", dtype, torch.float32, rounding.pack_int4, coarse, 8, 8, row, head=head, native=True,
         groups=grouped.pack_stored,
     )  # fmt: skip
+
+
+def alone(packing: Packing) -> Packing:
+    """A packing of the native decoder's for a decoder in PyTorch: the same matrices, each product a call."""
+    head = None if packing.head is None else replace(packing.head, native=False)
+    return replace(packing, name=f"{packing.name} products", head=head, native=False)
 
 
 def as_stored(bits: float, dtype: torch.dtype, device: Device) -> Packing | None:

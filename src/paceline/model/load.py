@@ -19,7 +19,7 @@ from paceline.model.checkpoint import DTYPES, open_tensors, read_config, resolve
 from paceline.model.decoder import Decoder, Weights, kv_bytes
 from paceline.model.families import FAMILIES
 from paceline.model.footprint import Footprint, footprint
-from paceline.model.linear import Packing, as_stored, available, choose, plain, quantised, unfused
+from paceline.model.linear import Packing, alone, as_stored, available, choose, plain, quantised, unfused
 from paceline.model.loader import Loader
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
@@ -66,7 +66,7 @@ def load_model(
     let_go(path)
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped, identity=name)
-    make = Fused if spec.sinks else quickest(device, packing.dtype)
+    make = Fused if spec.sinks or not spec.uniform else quickest(device, packing.dtype)
     return equipped(Decoder(spec, weights, packing, make if fast else Reference, identity=name))
 
 
@@ -90,11 +90,11 @@ def load_whole(
     if quantize in (None, "none"):
         packing = next(it for it in available(DTYPES[dtype], device) if it.kernels or it.name == "plain")
     else:
-        packing = quantised(quantize, DTYPES[dtype], device)
+        packing = quantised(str(quantize), DTYPES[dtype], device)
     with exact():
         weights, fitted, name = fresh(path, spec, packing, target, None, store.Straight())
     let_go(path)
-    make = Fused if spec.sinks else quickest(device, packing.dtype)
+    make = Fused if spec.sinks or not spec.uniform else quickest(device, packing.dtype)
     return equipped(kind(fitted, weights, packing, make, identity=name))
 
 
@@ -160,7 +160,7 @@ def fresh(
     loader = Loader(spec, names, tensors, packing, device, vocabulary, keep, held)
     weights = loader.weights()
     left = (name for name in tensors.leftover() if not tensors.says_nothing(name))
-    if unknown := sorted(name for name in left if not loader.elsewhere(name)):
+    if unknown := sorted(name for name in left if not (loader.elsewhere(name) or loader.unread(name))):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."
@@ -202,7 +202,7 @@ def packing_of(
 ) -> Packing:
     """How weights, keys and values of this checkpoint will lie in memory: what is quantised already keeps its own bits
     where nothing else is asked for and the native decoder can run."""
-    native = fast and quantize is None and dtype == "bfloat16" and spec.common
+    native = fast and quantize is None and dtype == "bfloat16"
     bits = stored_bits(open_tensors(path), spec) if native else None
     return suited(form(dtype, quantize, device, fast, kv_dtype, bits), spec, device)
 
@@ -238,19 +238,17 @@ def form(
 
 
 def suited(packing: Packing, spec: ModelSpec, device: Device) -> Packing:
-    """`packing`, or the next best for layers that the native decoder does not compute."""
+    """`packing`, or the next best for layers that the native decoder does not compute: in 8 bits and less each product
+    is still the library's, and PyTorch does what lies between them."""
     if spec.common or not packing.native:
         return packing
-    if packing.name != "native":
-        raise RefusalError(
-            f"{packing.name} is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
-            "quantize out."
-        )
     if packing.kv == "int8":
         raise RefusalError(
             f"kv_dtype int8 is the native decoder's, which does not compute the layers of {spec.family} yet; leave "
             "kv_dtype out."
         )
+    if packing.name != "native":
+        return alone(packing)
     return next(other for other in available(packing.dtype, device) if not other.native)
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.model import store
-from paceline.model.blocks import Block, FeedForward, LayerNorm, Mixture, Norm, SelfAttention, SideBySide, WholeNorm
+from paceline.model.blocks import Attending, BesideMixture, Block, FeedForward, Mixture, SelfAttention, SideBySide
 from paceline.model.checkpoint import Tensors
 from paceline.model.decoder import Weights
 from paceline.model.families import FAMILIES
@@ -18,10 +18,12 @@ from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
+from paceline.model.load_parts import PartLoader
+from paceline.model.norms import LayerNorm, Norm, WholeNorm
 from paceline.model.packed import by_head, halves, interleave
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
-from paceline.model.spec import Attention, Both, Delta, Experts, Mamba, ModelSpec, Multipliers, ShortConv
+from paceline.model.spec import Attention, Both, Delta, Experts, Latent, Mamba, ModelSpec, Multipliers, ShortConv
 
 log = logging.getLogger("paceline")
 MASKED_LOGIT = -1e30
@@ -52,10 +54,11 @@ class Loader:
         """Ids that may be drawn, where the rows of embedding and head are not the checkpoint's; else None."""
         self.fitted = replace(spec, vocab=vocab)
         other = tensors.interleaved
-        self.interleaved = FAMILIES[spec.family].interleaved if other is None else other
+        self.interleaved = FAMILIES[spec.family].interleaved is True if other is None else other
         self.spec, self.names, self.tensors, self.packing, self.device = spec, names, tensors, packing, device
         self.bytes = 0
         self.fingerprint = Fingerprint()
+        self.parts = PartLoader(self)
 
     def identity(self, weights: str) -> str:
         """The model's, by the digest of its weights."""
@@ -64,7 +67,7 @@ class Loader:
     def weights(self) -> Weights:
         spec, names, keep, form = self.spec, self.names, self.keep, self.packing.head
         table = self.table
-        if form is None or not form.native:
+        if form is None or form.kernels:
             embedding: Any = keep.tensor(names.embedding, lambda: table(names.embedding))
         else:
             embedding = keep.linear(names.embedding, lambda: self.by_token(names.embedding, form))
@@ -77,17 +80,19 @@ class Loader:
         own = not spec.tied or f"{names.head}.weight" in self.tensors.place
 
         def head() -> Linear:
-            if form is not None and form.native and not (spec.tied and own):
+            if form is not None and not form.kernels and not (spec.tied and own):
                 return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
-            rows = table(names.embedding) if form is not None and form.native and spec.tied else embedding
+            rows = table(names.embedding) if form is not None and not form.kernels and spec.tied else embedding
             return (form or self.packing).pack(self.head(rows), self.closed())
 
-        if form is not None and form.native and not own and self.known is None:
+        if form is not None and not form.kernels and not own and self.known is None:
             last = self.counted(embedding, 0)  # one copy serves both
         else:
             last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
         self.tensors.let_go()
-        return Weights(embedding, blocks, norm, last, self.bytes)
+        tokens = self.parts.tokens() if spec.token_width else None
+        self.tensors.let_go()
+        return Weights(embedding, blocks, norm, last, self.bytes, tokens)
 
     def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> Linear:
         """Embedding or head with one row for each id: as the file has it where it is quantised, else as `form` rounds
@@ -145,15 +150,21 @@ class Loader:
             ffn_norm=norm(names.ffn_norm) if feeds else None,
             ffn=self.feed(at, index),
             ffn_post_norm=norm(names.ffn_post_norm),
+            close=self.parts.close(at) if spec.layer_scale else None,
         )
 
-    def mixer(self, at: str, index: int) -> SelfAttention | GatedConv | Recurrence | SideBySide | None:
+    def mixer(self, at: str, index: int) -> Attending | GatedConv | Recurrence | SideBySide | None:
         """Its number is that among the layers with the same kind of memory: K/V, or a state."""
-        before, form = self.spec.layers[:index], self.spec.layers[index].mixer
+        spec = self.spec
+        before, form = spec.layers[:index], spec.layers[index].mixer
         keys = sum(layer.attends is not None for layer in before)
         state = sum(layer.recurs is not None for layer in before)
         if form is None:
             return None
+        if isinstance(form, Latent):
+            return self.parts.latent(at, spec.place(index)[1], form)
+        if isinstance(form, Attention) and spec.value_norm:
+            return self.parts.varied(at, spec.place(index)[1], form)
         if isinstance(form, Attention):
             return self.attention(at, keys, form)
         if isinstance(form, ShortConv):
@@ -294,7 +305,7 @@ class Loader:
     def gated_norm(self, at: str, width: int, groups: int, first: bool) -> GatedNorm:
         return GatedNorm(self.take_wide(f"{at}norm.weight", width), self.spec.norm_eps, groups, first)
 
-    def feed(self, at: str, index: int) -> FeedForward | Mixture | None:
+    def feed(self, at: str, index: int) -> FeedForward | Mixture | BesideMixture | None:
         names, form = self.names, self.spec.layers[index].feed
         if form is None:
             return None
@@ -307,7 +318,7 @@ class Loader:
             name = at + names.correction
             shape = (1, form.count) if len(self.tensors.shape(name)) == 2 else (form.count,)  # ernie has it in a row
             correction = self.keep.tensor(name, lambda: self.take_wide(name, *shape).view(-1))
-        return Mixture(
+        mixture = Mixture(
             form,
             self.wide(at + names.router, form.count, form.router_bias),
             [self.expert(at, number, form.width) for number in held],
@@ -315,6 +326,13 @@ class Loader:
             self.wide(at + names.shared_gate, 1, False) if shared and form.shared_gated else None,
             correction if form.corrected else None,
         )
+        return self.parts.beside(at, mixture) if form.beside else mixture
+
+    def unread(self, name: str) -> bool:
+        """Does this tensor belong to keys and values of a layer that reads another's?"""
+        shares = [i for i, layer in enumerate(self.spec.layers) if layer.attends and layer.attends.shares is not None]
+        names = (*self.names.qkv[1:], self.names.k_norm, self.names.k_norm.replace("k_norm", "v_norm"))
+        return any(name.startswith(self.names.layer.format(i) + it + ".") for i in shares for it in names)
 
     def elsewhere(self, name: str) -> bool:
         """Is this tensor one of the experts that other processes hold?"""
@@ -380,7 +398,7 @@ class Loader:
                 offset = scaled(offset, factors if of_bias is None else of_bias)
             if order is not None and offset is not None:
                 offset = order(offset)
-            if self.packing.groups is not None:
+            if self.packing.groups is not None and factors is None:
                 found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
                 for name, part in zip(names, found):
                     if part is not None:

@@ -83,8 +83,8 @@ class LoraPlace:
 
 def lora_places(spec: ModelSpec, native: bool, interleaved: bool, apart: Sequence[bool] = ()) -> Iterator[LoraPlace]:
     """All matrices that an adapter may change. `apart`: whether a layer has the values in a matrix of their own."""
-    if spec.multipliers is not None:
-        return  # its weights hold factors that an adapter's lack
+    if spec.multipliers is not None or not spec.uniform or spec.value_norm:
+        return  # its weights hold factors that an adapter's lack, or are not those that an adapter names
     names = FAMILIES[spec.family].names
     q, kv, hidden = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, spec.hidden
     pairs = interleave if native and spec.gated else None
@@ -351,4 +351,4 @@ def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = M
 
 def interleaved(spec: ModelSpec, weights: LoraWeights) -> bool:
     """Whether queries and keys of this adapter are in pairs: as the family's checkpoints, or as its own file says."""
-    return weights.interleaved or FAMILIES[spec.family].interleaved
+    return weights.interleaved or FAMILIES[spec.family].interleaved is True

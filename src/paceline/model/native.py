@@ -17,12 +17,13 @@ from paceline.core.proposer import Continuation, Proposer
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows
 from paceline.model import pages
-from paceline.model.blocks import FeedForward, Mixture, Norm
+from paceline.model.blocks import FeedForward, Mixture
 from paceline.model.callbacks import Callbacks
 from paceline.model.decoder import Decoder, Weights, unpacked
 from paceline.model.footprint import UNIT_SLOTS
 from paceline.model.linear import Packing, WideMatrix
 from paceline.model.native_adapters import NativeAdapters
+from paceline.model.norms import Norm
 from paceline.model.packed import Packed, address
 from paceline.model.settle import Settling
 from paceline.model.spec import Activation, ModelSpec

@@ -1,5 +1,6 @@
 """A model's spec from a config that transformers parsed, by the data of its family."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -8,6 +9,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family, MambaFields, Mixed
+from paceline.model.read_attention import latent, latent_scale, varied, widened_feed
 from paceline.model.rope import rope
 from paceline.model.spec import (
     Activation,
@@ -40,15 +42,16 @@ STRETCH = "llama_4_scaling_beta"
 def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     """From a config that transformers parsed; `max_len` shortens the context (see rope.longrope)."""
     family = FAMILIES[config.model_type]
-    if getattr(config, "use_bidirectional_attention", None):
+    if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise CheckpointError(
             f"{config.model_type} with use_bidirectional_attention is an encoder; use a checkpoint that generates text."
         )
 
-    if family.refused and getattr(config, family.refused, None):
-        raise CheckpointError(
-            f"{config.model_type} with {family.refused} is not served; use a checkpoint without it, or another model."
-        )
+    for field in family.refused:
+        if getattr(config, field, None):
+            raise CheckpointError(
+                f"{config.model_type} with {field} is not served; use a checkpoint without it, or another model."
+            )
 
     def decide(field: bool | str) -> Any:
         return getattr(config, field, None) if isinstance(field, str) and field else field
@@ -87,9 +90,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         mlp_bias=bool(decide(family.mlp_bias)),
         qk_norm=bool(decide(family.qk_norm)),
         post_norms=bool(family.names.attention_post_norm),
-        attention_scale=factor(family.score_scale)
-        if family.score_scale
-        else float(decide(family.attention_scale) or head_dim) ** -0.5,
+        attention_scale=score_scale(config, family, head_dim),
         attention_softcap=decide(family.attention_softcap) or None,
         logit_softcap=decide(family.logit_softcap) or None,
         embedding_scale=config.hidden_size**0.5 if family.embedding_scaled else factor(family.embedding_scale),
@@ -102,7 +103,23 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         gated=not family.ungated,
         residual_scale=factor(family.residual_scale),
         logit_scale=1 / factor(family.logit_scale) if family.divided else factor(family.logit_scale),
+        value_norm=family.varied,
+        layer_scale=family.varied,
+        token_width=int(config.hidden_size_per_layer_input or 0) if family.varied else 0,
+        token_vocab=int(config.vocab_size_per_layer_input or 0) if family.varied else 0,
     )
+
+
+def score_scale(config: Any, family: Family, head_dim: int) -> float:
+    """The factor of scores."""
+    if family.score_scale:
+        return float(getattr(config, family.score_scale))
+    if family.varied:
+        return 1.0  # queries and keys are normed
+    if family.latent:
+        return latent_scale(config)
+    named = getattr(config, family.attention_scale, None) if family.attention_scale else None
+    return 1 / math.sqrt(named or head_dim)
 
 
 def heads_of(config: Any) -> tuple[int, int, int]:
@@ -128,6 +145,14 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
         return Attention(turn, window if kind == "sliding_attention" else None)
+
+    if family.latent:
+        form = latent(config, family, trained_len, max_len)
+        return tuple(Layer(form, feed_forward(config, family, index, kinds)) for index in range(len(kinds)))
+    if family.varied:
+        own = varied(config, trained_len, max_len)
+        feeds = (feed_forward(config, family, index, kinds) for index in range(len(kinds)))
+        return tuple(Layer(it, widened_feed(config, feed, it)) for it, feed in zip(own, feeds))
 
     def mixer(kind: str) -> Mixer | None:
         if kind == "conv" and family.conv is not None:
@@ -223,6 +248,11 @@ def feed_forward(config: Any, family: Family, index: int, kinds: Sequence[str]) 
     form = family.experts
     if family.feedless or (family.apart and kinds[index] not in FEED_TYPES):
         return None
+    if form is not None and form.enabled:
+        width = config.intermediate_size
+        return replace(mixture(config, form), beside=width) if getattr(config, form.enabled) else Dense(width)
+    if form is not None and form.kinds and getattr(config, form.kinds)[index] != "sparse":
+        return Dense(config.intermediate_size)
     if form is not None and form.optional and not getattr(config, form.count):
         return Dense(int(getattr(config, form.optional)))
     if family.apart and kinds[index] == "mlp":
@@ -241,7 +271,9 @@ def mixture(config: Any, form: Mixed) -> Experts:
     count, active, width = (int(getattr(config, name)) for name in (form.count, form.active, form.width))
     if not 1 <= active <= count:
         raise CheckpointError(f"config.json: {form.active} is {active}, but it must be 1 to {form.count}, {count}.")
-    groups, used = (1, 1) if form.groups is None else (int(getattr(config, name)) for name in form.groups)
+    groups, used = (1, 1)
+    if form.groups is not None and (form.methods is None or by_groups(config, form.methods)):
+        groups, used = (int(getattr(config, name)) for name in form.groups)
     if groups < 1 or count % groups or not 1 <= used <= groups or active > count // groups * used:
         raise CheckpointError(
             f"config.json: {count} experts in {groups} groups, {used} of them active, do not give {active} experts to "
@@ -265,10 +297,20 @@ def mixture(config: Any, form: Mixed) -> Experts:
         corrected=decide(form.corrected),
         groups=groups,
         active_groups=used,
+        group_best=form.group_best,
         scale=float(getattr(config, form.scale)) if form.scale else 1.0,
         floor=form.floor,
         router_bias=form.bias,
     )
+
+
+def by_groups(config: Any, methods: dict[str, bool]) -> bool:
+    """Are experts chosen by groups?"""
+    if config.topk_method not in methods:
+        raise CheckpointError(
+            f"config.json: topk_method {config.topk_method!r} is not served; served are {', '.join(methods)}."
+        )
+    return methods[config.topk_method]
 
 
 def rounded(config: Any) -> int:

@@ -28,7 +28,8 @@ def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
     if kind not in SCALINGS:
         raise CheckpointError(f"rope scaling {kind!r} is not supported; supported are {', '.join(SCALINGS)}.")
     refuse_unused(kind, params)
-    rotated = int(head_dim * params.get("partial_rotary_factor", 1.0))
+    part = 1.0 if kind == "proportional" else params.get("partial_rotary_factor", 1.0)
+    rotated = int(head_dim * part)
     exponents = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
     periods = params["rope_theta"] ** exponents
     inverse, scale = SCALINGS[kind](params, periods, trained_len, max_len)
@@ -113,6 +114,14 @@ def longrope(params: Params, periods: Tensor, trained_len: int, max_len: int) ->
     return 1.0 / (factors * periods), float(scale)
 
 
+def proportional(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    """Gemma 4: frequencies are those of a whole head, of which the slow ones stand still."""
+    turned = int(params.get("partial_rotary_factor", 1.0) * len(periods))
+    inverse = 1.0 / periods
+    inverse[turned:] = 0.0
+    return inverse / params.get("factor", 1.0), 1.0
+
+
 Scaling = Callable[[Params, Tensor, int, int], tuple[Tensor, float]]
 SCALINGS: dict[str, Scaling] = {
     "default": default,
@@ -120,6 +129,7 @@ SCALINGS: dict[str, Scaling] = {
     "llama3": llama3,
     "yarn": yarn,
     "longrope": longrope,
+    "proportional": proportional,
 }
 COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "original_max_position_embeddings",
                "max_position_embeddings", "mrope_section", "mrope_interleaved", "finetuned")  # fmt: skip
@@ -130,4 +140,5 @@ SCALING_KEYS: dict[str, tuple[str, ...]] = {
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),
     "longrope": ("factor", "attention_factor", "short_factor", "long_factor"),
+    "proportional": ("factor",),
 }

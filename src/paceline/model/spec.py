@@ -26,6 +26,43 @@ class Attention:
 
     rope: Rope
     window: int | None = None
+    kv_heads: int | None = None
+    """Heads of keys and values, and numbers of a head, where they are not the model's (Gemma 4)."""
+    head_dim: int | None = None
+    shares: int | None = None
+    """The layer whose keys and values it reads; None: it has its own."""
+    same: bool = False
+    """Values are what keys are before their norm and rotation."""
+
+    @property
+    def plain(self) -> bool:
+        """Are keys and values those of most models?"""
+        return self == Attention(self.rope, self.window)
+
+
+@dataclass(frozen=True, slots=True)
+class Latent:
+    """A layer's mixer of tokens whose keys and values are made of one latent vector for each token (MLA, DeepSeek-V2,
+    arXiv 2405.04434, section 2.1). The vector is kept, and a part that is rotated; what would make keys and values of
+    it is multiplied into queries and results."""
+
+    rope: Rope
+    rank: int
+    """Numbers of the latent vector."""
+    query_rank: int | None
+    """Queries are made of a latent vector with so many numbers; None: of the input."""
+    head_dim: int
+    """Numbers of a head's queries that are not rotated, and of its values."""
+    value_dim: int
+    interleaved: bool = True
+    """Pairs that are rotated together lie side by side."""
+    window: None = None
+    shares: None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers that are kept of each token."""
+        return self.rank + 2 * len(self.rope.inverse)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +157,11 @@ class Both:
     recurrence: Mamba
 
 
+Attends = Attention | Latent
+"""What keeps something of each token."""
 Recurrent = ShortConv | Mamba | Delta
 """What reads the text through a state (model/state.py)."""
-Mixer = Attention | ShortConv | Mamba | Delta | Both
+Mixer = Attention | Latent | ShortConv | Mamba | Delta | Both
 """What mixes tokens."""
 
 
@@ -161,6 +200,22 @@ class Experts:
     floor: float = 0.0
     """Added to the sum of the weights before they are divided by it."""
     router_bias: bool = False
+    beside: int = 0
+    """Inner numbers of a dense part next to the mixture, both with norms of their own (Gemma 4); 0: there is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What a layer keeps of each token: `parts` times `heads` times `width` numbers; keys and values are two parts."""
+
+    parts: int
+    heads: int
+    width: int
+
+    @property
+    def numbers(self) -> int:
+        """All of them."""
+        return self.parts * self.heads * self.width
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,15 +228,15 @@ class Layer:
     @property
     def attention(self) -> Attention:
         """Its mixer, of a layer that is known to attend."""
-        assert self.attends is not None
+        assert isinstance(self.attends, Attention)
         return self.attends
 
     @property
-    def attends(self) -> Attention | None:
-        """What keeps keys and values, if anything does."""
+    def attends(self) -> Attends | None:
+        """What keeps keys and values, or reads another's, if anything does."""
         if isinstance(self.mixer, Both):
             return self.mixer.attention
-        return self.mixer if isinstance(self.mixer, Attention) else None
+        return self.mixer if isinstance(self.mixer, Attention | Latent) else None
 
     @property
     def recurs(self) -> Recurrent | None:
@@ -256,23 +311,34 @@ class ModelSpec:
     gated_attention: bool = False
     """What a head attends to is multiplied by the sigmoid of a gate (qwen3_next)."""
     multipliers: Multipliers | None = None
+    value_norm: bool = False
+    """Values are normed over each head, without weights."""
+    layer_scale: bool = False
+    """The stream is multiplied by a number behind each layer."""
+    token_width: int = 0
+    """Numbers of what each layer has of a token's own (Gemma 4's per-layer embeddings), looked up among `token_vocab`
+    rows; 0: nothing."""
+    token_vocab: int = 0
     early_exit: bool = False
     """It was trained to end behind any layer (`early_exit` in its config.json)."""
 
     @property
     def common(self) -> bool:
         """Whether the native decoder computes all layers: attention, and dense feed-forward parts or mixtures."""
-        whole = all(isinstance(layer.mixer, Attention) and layer.feed is not None for layer in self.layers)
-        attends = whole and not self.gated_attention
+        whole = all(
+            isinstance(layer.mixer, Attention) and layer.mixer.plain and layer.feed is not None for layer in self.layers
+        )
+        attends = whole and not (self.gated_attention or self.value_norm or self.layer_scale or self.token_width)
         mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
-        odd = mixed and (self.parallel or not self.gated)
+        odd = mixed and (self.parallel or not self.gated or any(it.beside for it in self.mixtures))
         return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))
 
     @property
     def ffn(self) -> int:
         """Inner numbers of the widest feed-forward part."""
         feeds = [layer.feed for layer in self.layers if layer.feed is not None]
-        return max((max(feed.width, getattr(feed, "shared", 0)) for feed in feeds), default=self.hidden)
+        beside = [max(it.shared, it.beside) for it in self.mixtures]
+        return max([feed.width for feed in feeds] + beside, default=self.hidden)
 
     @property
     def mixtures(self) -> list[Experts]:
@@ -282,10 +348,38 @@ class ModelSpec:
     @property
     def kv_width(self) -> int:
         """Numbers stored per token by all layers together, keys and values."""
-        return 2 * self.kv_heads * self.head_dim * len(self.attentions)
+        return sum(shape.numbers * len(layers) for shape, layers in self.pools.items())
+
+    def kept(self, mixer: Attends) -> KvShape:
+        """What a layer with this mixer keeps of each token."""
+        if isinstance(mixer, Latent):
+            return KvShape(1, 1, mixer.width)
+        return KvShape(2, mixer.kv_heads or self.kv_heads, mixer.head_dim or self.head_dim)
 
     @property
-    def attentions(self) -> list[Attention]:
+    def pools(self) -> dict[KvShape, list[int]]:
+        """The layers that keep something of each token, by its shape."""
+        found: dict[KvShape, list[int]] = {}
+        for index, layer in enumerate(self.layers):
+            if layer.attends is not None and layer.attends.shares is None:
+                found.setdefault(self.kept(layer.attends), []).append(index)
+        return found
+
+    def place(self, index: int) -> tuple[int, int]:
+        """Where a layer that attends finds its keys: the pool's number, and the place in it."""
+        mixer = self.layers[index].attends
+        assert mixer is not None
+        shape, owner = self.kept(mixer), index if mixer.shares is None else mixer.shares
+        pools = self.pools
+        return list(pools).index(shape), pools[shape].index(owner)
+
+    @property
+    def uniform(self) -> bool:
+        """Does each layer that attends keep keys and values of the model's own shape?"""
+        return all(isinstance(it, Attention) and it.plain for it in self.attentions)
+
+    @property
+    def attentions(self) -> list[Attends]:
         """The mixers of the layers that attend, in order."""
         return [layer.attends for layer in self.layers if layer.attends is not None]
 

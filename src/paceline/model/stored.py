@@ -18,6 +18,8 @@ FUSED_FLOAT_BITS = 2
 def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None:
     """Bits per weight, its scales included, averaged over all linear layers as they are packed; None: no more than half
     of the weights are in groups."""
+    if not spec.common:
+        return loose_bits(tensors)
     found = list(matrices(tensors, spec))
     whole = sum(count for count, _ in found)
     if 2 * sum(count for count, bits in found if bits is not None) <= whole:
@@ -25,10 +27,18 @@ def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None
     return sum(count * (ROUNDED if bits is None else bits) for count, bits in found) / whole
 
 
+def loose_bits(tensors: Tensors | GgufTensors) -> float | None:
+    """As `stored_bits`, of a model with layers of other kinds, by what its checkpoint says of all of them."""
+    if isinstance(tensors, GgufTensors) or tensors.scheme is None:
+        return None
+    found = {tensors.bits(name.removesuffix(tensors.scheme.mark) + "weight") for name in tensors.place}
+    return max((it for it in found if it is not None), default=None)
+
+
 def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int] | None:
     """Bytes of all linear layers and the head, which a pass reads: in the file, and packed as they are stored. None:
     not all of a GGUF file's matrices are in groups."""
-    if not isinstance(tensors, GgufTensors):
+    if not isinstance(tensors, GgufTensors) or not spec.common:
         return None
     names = tensors.renamed or FAMILIES[spec.family].names
     head = names.embedding if spec.tied else names.head

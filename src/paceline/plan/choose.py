@@ -225,6 +225,12 @@ class Goodput(LengthPolicy):
             shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
         return none | shares
 
+    def expects(self, request: Request, requests: int) -> int:
+        if not request.arms:
+            return self.fixed.expects(request, requests)
+        pick = self.held[False].pick(request)
+        return pick[1].nodes if pick is not None else 0
+
     def _passes(self, requests: Sequence[Request], decision: StepDecision, base: Work) -> int:
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
         where drafts may be cut, and few where a plain step is measured while drafts run."""
@@ -247,9 +253,10 @@ class Goodput(LengthPolicy):
 
     # -- the choice ----------------------------------------------------------------------------------------------------
 
-    def best(self, requests: Sequence[Request], room: int, base: Work) -> tuple[Choice, float]:
-        """The choice of most goodput, and that goodput."""
-        points = {r.id: self._all(r, base) for r in requests}
+    def best(self, requests: Sequence[Request], room: int, base: Work, alike: bool = False) -> tuple[Choice, float]:
+        """The choice of most goodput, and that goodput. `alike`: all requests are like the first."""
+        same = self._all(requests[0], base) if alike else {}
+        points = {r.id: same if alike else self._all(r, base) for r in requests}
         return best(points, room, self._price(requests, base))
 
     def _price(self, requests: Sequence[Request], base: Work) -> Price:

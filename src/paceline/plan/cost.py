@@ -17,7 +17,7 @@ from typing import Any
 
 from paceline.core.plan import Work
 
-KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024)
+KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 """Rows; the step from 16 to 17 opens a panel."""
 PANEL = 16
 OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1 and low % PANEL == 0)

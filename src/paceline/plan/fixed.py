@@ -47,6 +47,11 @@ class FixedLength(LengthPolicy):
             shares[request.id] = Share(request.drafter, nodes, depth, price)
         return shares
 
+    def expects(self, request: Request, requests: int) -> int:
+        if request.drafter == "none":
+            return 0
+        return self.nodes(request, Work.of([(1, len(request.tokens), 1)] * requests))
+
     @property
     def measured(self) -> StepTimes | None:
         """The table, where its prices hold."""

@@ -4,7 +4,7 @@ After SpecMemo (arXiv 2506.01986). With T rows a pass, of which D are drafted, B
 
     weights   W_target + W_draft                                       as they are packed
     K/V       N * (kv_target + kv_draft) + N * block_size * TEXT       tree slots included: nodes live in blocks
-    logits    4 V * max(JUDGED * T + Q * D, (DRAWN or without a draft model TABLES) * D) + CHUNK
+    logits    4 V * max(JUDGED * min(T, B + D + TOLD_ROWS) + Q * D, (DRAWN or without a draft model TABLES) * D) + CHUNK
     scratch   max(pass of the target over T rows, pass of the draft over T + D)
     rest      HOST, tokenizers, drafters' memories
 
@@ -13,11 +13,9 @@ After SpecMemo (arXiv 2506.01986). With T rows a pass, of which D are drafted, B
 What a rule that looks at q keeps of a draft, a float64 row of V numbers a node, is often the largest of these.
 """
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from paceline.core.errors import CapacityError
-from paceline.core.forest import MAX_CANDIDATES
+from paceline.core.plan import TOLD_ROWS
 from paceline.model.footprint import Footprint
 
 JUDGED = 5
@@ -49,8 +47,8 @@ class BudgetShape:
     blocks: int
     rows: int
     """Most rows of a pass."""
-    nodes: int
-    """Most drafted nodes of a request."""
+    drafted: int
+    """Most drafted rows of a step, of all requests together."""
     requests: int
     """Most running at once."""
     remember: int = 1 << 20
@@ -74,9 +72,10 @@ class MemoryModel:
         models = [m for m in (self.target, self.draft) if m is not None]
         slots = shape.blocks * self.block_size
         length = min(self.max_len, slots)
-        drafted = min(shape.rows, shape.requests * shape.nodes)
-        wide = max(JUDGED * shape.rows + Q * drafted, (DRAWN if self.draft else TABLES) * drafted)
-        chunk = min(shape.rows * self.target.vocab, max(NUMBERS, self.target.vocab))
+        drafted = shape.drafted
+        judged = min(shape.rows, shape.requests + drafted + TOLD_ROWS)
+        wide = max(JUDGED * judged + Q * drafted, (DRAWN if self.draft else TABLES) * drafted)
+        chunk = min(judged * self.target.vocab, max(NUMBERS, self.target.vocab))
         scratch = self.target.scratch(shape.rows, shape.requests, length)
         if self.draft is not None:
             scratch = max(scratch, self.draft.scratch(shape.rows + drafted, shape.requests, length))
@@ -98,28 +97,6 @@ class MemoryModel:
             loading = max(loading, parts["rest"] + parts["weights"] + self.draft.loading)
         return max(loading, sum(parts.values()))
 
-    def fit(self, budget: int, rows: int, requests: int, blocks: int | None = None) -> BudgetShape:
-        """The largest shape within `budget`, of at most `rows` and `requests`. Of what the weights leave, rows and
-        trees get up to half, the K/V cache the rest: no more than `requests` full contexts, or exactly `blocks`.
-        CapacityError names the smallest budget that would do."""
-        smallest = self.smallest(blocks)
-        need = self.total(smallest)
-        if budget < need:
-            raise CapacityError(
-                f"A memory of {budget:,} bytes is too little for weights, cache and scratch; give at least "
-                f"{need:,} bytes."
-            )
-        remember = min(MEMORIES[1], MEMORIES[0] + (budget - need) // 16)
-        for shape in shapes(rows, requests, remember):
-            contexts = -(-self.max_len // self.block_size) * shape.requests
-            most = self.most_blocks(budget, shape, blocks or contexts)
-            parts = self.parts(shape := replace(shape, blocks=most))
-            modest = 2 * (parts["logits"] + parts["scratch"]) <= budget - parts["weights"] - parts["rest"]
-            if most >= smallest.blocks and (modest or most == (blocks or contexts)):
-                return shape
-        last = replace(smallest, remember=remember)
-        return replace(last, blocks=self.most_blocks(budget, last, blocks or contexts))
-
     def smallest(self, blocks: int | None = None) -> BudgetShape:
         """One row a pass, and blocks for the shortest request: a token of prompt and one of output."""
         return BudgetShape(blocks or -(-2 // self.block_size), 1, 0, 1)
@@ -137,10 +114,3 @@ class MemoryModel:
             fits = self.total(replace(shape, blocks=middle)) <= budget
             low, high = (middle, high) if fits else (low, middle - 1)
         return low
-
-
-def shapes(rows: int, requests: int, remember: int) -> Iterator[BudgetShape]:
-    """From the largest to that of one row, which drafts nothing; of one block each."""
-    while rows:
-        yield BudgetShape(1, rows, min(MAX_CANDIDATES, rows - 1), min(requests, rows), remember)
-        rows //= 2

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import PROMPT_RESERVE_ROWS, Item, Plan, Work
+from paceline.core.plan import PROMPT_RESERVE_ROWS, TOLD_ROWS, Item, Plan, Work
 from paceline.core.request import Request
 from paceline.plan import NONE, Share, StepDecision
 
@@ -41,6 +41,8 @@ class Planner:
     """Most rows of one pass: prompt rows and draft nodes alike (D1)."""
     taps: Callable[[Request], tuple[str, ...]] = no_taps
     """Hidden states of the target that somebody reads of a request's rows."""
+    draft_rows: int | None = None
+    """Most drafted nodes of a step; None: as many as it has rows."""
     further: Callable[[Share], int] = alone
     """Rows for what a share's drafter drafts while the pass runs."""
 
@@ -56,20 +58,26 @@ class Planner:
         left -= len(decoding)
         filling = min(left, sum(r.pending for r in prompts))
         given = {r.id: 1 for r in decoding} | {r.id: r.held for r in inside}
-        ending, free = [], left
+        ending, free, told = [], left, TOLD_ROWS
         for request in prompts:  # those whose prompts end in this step if nobody drafts
             given[request.id] = min(request.ready, free)
+            if request.params.prompt_logprobs is not None:
+                given[request.id] = min(given[request.id], told)
+                told -= given[request.id]
             free -= given[request.id]
             if given[request.id] == request.pending and request.closing is None:
                 ending.append(request)
         base = Work.of((given[r.id], r.length, 1) for r in [*decoding, *ending])
         if others := left - free - sum(given[r.id] for r in ending) + sum(r.held for r in inside):
             base = replace(base, rows=base.rows + others)
-        decision = self.decide([*decoding, *ending], left - min(PROMPT_RESERVE_ROWS, filling), base)
+        nodes = left - min(PROMPT_RESERVE_ROWS, filling)
+        nodes = nodes if self.draft_rows is None else min(nodes, self.draft_rows)
+        decision = self.decide([*decoding, *ending], nodes, base)
         shares = dict(decision.shares)
         left -= sum(shares[r.id].nodes for r in decoding)
         for request in prompts:
-            given[request.id] = min(request.ready, left)
+            scored = request.params.prompt_logprobs is not None
+            given[request.id] = min(given[request.id] if scored else request.ready, left)
             left -= given[request.id]
         for request in ending:
             fits = given[request.id] == request.pending and shares[request.id].nodes <= left

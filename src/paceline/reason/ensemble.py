@@ -9,7 +9,8 @@ from paceline.core.errors import CapacityError, InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import build, memory_of, parse_bytes, paths
+from paceline.engine.budget import parse_bytes, planner_of
+from paceline.engine.build import build, paths
 from paceline.engine.llm import LLM
 from paceline.engine.options import Options
 from paceline.engine.outputs import Follower
@@ -188,9 +189,9 @@ def split(options: Options, small: str | Path) -> tuple[Options, Options]:
         return options, other
     model, draft = paths(options)
     files = [resolve(model, options.revision, options.token), resolve(small, options.revision, options.token)]
-    mine = memory_of(options, files[0], None if draft is None else resolve(draft, None, options.token))
-    theirs, total = memory_of(other, files[1]), parse_bytes(options.memory)
-    low, high = mine.total(mine.smallest(options.blocks)), total - theirs.total(theirs.smallest(options.blocks))
+    mine = planner_of(options, files[0], None if draft is None else resolve(draft, None, options.token))
+    theirs, total = planner_of(other, files[1]), parse_bytes(options.memory)
+    low, high = mine.least(options.blocks), total - theirs.least(options.blocks)
     if low > high:
         raise CapacityError(
             f"A memory of {total:,} bytes is too little for both models; give at least {low + total - high:,} bytes."
@@ -198,7 +199,10 @@ def split(options: Options, small: str | Path) -> tuple[Options, Options]:
     rows = max(options.row_budget, options.max_requests)
     while high - low > 1 << 20:
         middle = (low + high) // 2
-        ours = mine.fit(middle, rows, options.max_requests, options.blocks).blocks
-        enough = ours >= theirs.fit(total - middle, rows, options.max_requests, options.blocks).blocks
+        ours, rest = (
+            it.choose(bytes_, rows, options.max_requests, options.blocks).plan.slots
+            for it, bytes_ in ((mine, middle), (theirs, total - middle))
+        )
+        enough = ours >= rest
         low, high = (low, middle) if enough else (middle, high)
     return replace(options, memory=high), replace(other, memory=total - high)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import InputError
+from paceline.core.plan import TOLD_ROWS
 from paceline.core.rows import RowsBuilder
 from paceline.retrieve.dense import VECTOR_SCALE, Vectors, whole
 from paceline.retrieve.retriever import Hit, Scores, best
@@ -94,8 +95,9 @@ def _logits(llm: "LLM", ids: list[int]) -> Tensor:
     lease = engine.cache.open([])
     try:
         txn = engine.cache.begin(lease, len(ids), 0)
-        for at in range(0, len(ids), engine.config.row_budget):
-            part = ids[at : at + engine.config.row_budget]
+        most = min(TOLD_ROWS, engine.config.row_budget)
+        for at in range(0, len(ids), most):
+            part = ids[at : at + most]
             builder = RowsBuilder()
             builder.add(part, txn.slots[at : at + len(part)], txn.table, at, want=list(range(len(part))))
             parts.append(engine.model.forward(builder.build(engine.model.device)).logits.cpu())

@@ -1,14 +1,15 @@
 """Groups of equal shape (EXSPEC, arXiv 2510.22876, section 4), for machines on which a step of equal row counts and
-lengths is cheaper than a fuller one of mixed shape: fixed graphs, static shapes. Nothing needs it to be correct here:
-pages know no padding."""
+lengths is cheaper than a fuller one of mixed shape: a captured graph of a GPU, which has one number of rows, or a panel
+of a CPU that a group fills and all would overflow. Step times decide, where they were measured. Nothing needs it to be
+correct here: pages know no padding."""
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 
-from paceline.core.plan import Plan
+from paceline.core.plan import Plan, Work
 from paceline.core.request import Request
 from paceline.schedule import Order, SchedulePolicy
+from paceline.schedule.chunked import Forecast
 
 LENGTH_CLASS = 64
 """Texts are as long as one another within such a step, tokens."""
@@ -16,7 +17,13 @@ PATIENCE_ROUNDS = 4
 """Rounds, of as many steps as it takes to serve all requests once, for which a decoding request may be left out before
 its own group is the next."""
 
-Shape = Callable[[Request], Hashable]
+Expects = Callable[[Request, int], int]
+"""(request, requests of the step) -> nodes that the length policy is going to give it."""
+
+
+def none(request: Request, requests: int) -> int:
+    """Nobody drafts."""
+    return 0
 
 
 @dataclass(slots=True)
@@ -26,11 +33,14 @@ class Grouped:
 
     inner: SchedulePolicy
     batch: int
-    shape: Shape
+    expects: Expects = none
+    forecast: Forecast | None = None
     grouped: int = 0
     """Steps whose group was of one shape."""
     fallback: int = 0
     """Steps that had to mix."""
+    whole: int = 0
+    """Steps in which all decoded together: by step times that takes less for each of them."""
     levelled: int = 0
     """Steps of those in which the plan gave unequal rows, and the longer drafts were cut."""
     _alike: bool = False
@@ -46,7 +56,7 @@ class Grouped:
         turn = self.inner.turn(order, now)
         window = [r for r in turn if r.pending == 1 and not r.layer]
         self._alike = False
-        group = self._group(window) if len(window) > self.batch else window
+        group = self._chosen(window) if len(window) > self.batch else window
         served = {r.id for r in group}
         if window:
             self._left_out = {r.id: self._left_out.get(r.id, 0) + 1 for r in window if r.id not in served}
@@ -75,32 +85,40 @@ class Grouped:
         """Share of the steps with a choice whose group was of one shape."""
         return self.grouped / max(self.grouped + self.fallback, 1)
 
-    def _group(self, window: Sequence[Request]) -> list[Request]:
-        """`batch` of them. A request that was left out too long goes first, in a group of the same shape where there is
-        one."""
+    def shape(self, request: Request) -> tuple[int, int]:
+        """Rows that the plan is going to give it, and its length class."""
+        nodes = min(self.expects(request, self.batch), request.left - 1)
+        return nodes + 1, len(request.tokens) // LENGTH_CLASS
+
+    def _chosen(self, window: Sequence[Request]) -> Sequence[Request]:
+        """A group, or all, where that takes less time for each."""
+        group, alike = self._group(window)
+        if self.forecast is not None and self.forecast.measured:
+            one, all_ = (
+                self.forecast.predict(Work.of((rows, r.length, rows) for r in each for rows in [self.shape(r)[0]]))
+                / len(each)
+                for each in (group, window)
+            )
+            if all_ <= one:
+                self.whole += 1
+                return window
+        self._alike = alike
+        self.grouped += alike
+        self.fallback += not alike
+        return group
+
+    def _group(self, window: Sequence[Request]) -> tuple[list[Request], bool]:
+        """`batch` of them, and whether they are alike. A request that was left out too long goes first, in a group of
+        the same shape where there is one."""
         patience = PATIENCE_ROUNDS * -(-len(window) // self.batch)
         late = [r for r in window if self._left_out.get(r.id, 0) >= patience]
         late.sort(key=lambda r: -self._left_out[r.id])
         urgent = {r.id for r in late}
         window = [*late, *(r for r in window if r.id not in urgent)]
-        buckets: dict[Hashable, list[Request]] = {}
+        buckets: dict[tuple[int, int], list[Request]] = {}
         for request in window:
             bucket = buckets.setdefault(self.shape(request), [])
             bucket.append(request)
             if len(bucket) == self.batch and (not late or late[0] in bucket):
-                self.grouped += 1
-                self._alike = True
-                return bucket
-        self.fallback += 1
-        return window[: self.batch]
-
-
-def shape(nodes: Mapping[str, int]) -> Shape:
-    """Rows of a chain of `nodes` by drafter, and length class."""
-    return partial(_shape, nodes)
-
-
-def _shape(nodes: Mapping[str, int], request: Request) -> Hashable:
-    wish = request.params.max_nodes
-    chain = nodes.get(request.drafter, 0) if wish is None else wish
-    return min(chain, request.left - 1) + 1, len(request.tokens) // LENGTH_CLASS
+                return bucket, True
+        return window[: self.batch], False

@@ -1,9 +1,10 @@
-"""Shares of the clients in what an engine has: places of running requests, and rows in which prompts are computed.
-Where there is one client, nothing changes."""
+"""Shares of the clients in what an engine has: places of running requests, and rows of prompts and drafts. Where there
+is one client, nothing changes."""
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from paceline.core.plan import Item
 from paceline.core.request import Request
 
 
@@ -13,9 +14,9 @@ class ClientShares:
 
     def __init__(self, places: int) -> None:
         self.places = places
-        self._turn = 0
-        self._last: dict[str, int] = {}
-        """When the prompts of a client came first, in turns."""
+        self.rows: dict[str, int] = {}
+        """Rows that each client with running requests was given, of prompts, outputs and drafts alike. One that comes
+        begins at the least of those there."""
 
     def queue(self, waiting: Sequence[Request], running: Sequence[Request]) -> list[Request]:
         """Waiting requests in the order of admission: those within the share of their client, then the others."""
@@ -44,17 +45,25 @@ class ClientShares:
             held[client_of(last)] -= 1
             yield last
 
-    def turned(self, turn: Sequence[Request]) -> list[Request]:
-        """The requests of a step; of those whose prompts are computed, those of each client in turn come first."""
+    def gave(self, items: Iterable[Item]) -> None:
+        """Count the rows of a step."""
+        for item in items:
+            client = client_of(item.request)
+            self.rows[client] = self.rows.get(client, 0) + item.rows
+
+    def turned(self, turn: Sequence[Request], running: Sequence[Request]) -> list[Request]:
+        """The requests of a step; of those whose prompts are computed, those of the client that was given the fewest
+        rows come first."""
+        clients = clients_of(running)
+        least = min((self.rows[client] for client in clients if client in self.rows), default=0)
+        self.rows = {client: self.rows.get(client, least) for client in sorted(clients)}
         queues: dict[str, deque[Request]] = {}
         for request in turn:
             if request.pending > 1:
                 queues.setdefault(client_of(request), deque()).append(request)
         if len(queues) < 2:
             return list(turn)
-        ranked = sorted(queues, key=lambda client: self._last.get(client, 0))
-        self._turn += 1
-        self._last = {client: self._last.get(client, 0) for client in ranked} | {ranked[0]: self._turn}
+        ranked = sorted(queues, key=lambda client: self.rows[client])
         drawn = deque[Request]()
         while len(drawn) < sum(r.pending > 1 for r in turn):
             drawn.extend(queues[client].popleft() for client in ranked if queues[client])

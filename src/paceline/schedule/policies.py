@@ -9,7 +9,7 @@ from paceline.core.plugins import joined
 from paceline.schedule import Order, SchedulePolicy
 from paceline.schedule.chunked import Chunked, Forecast
 from paceline.schedule.decode_first import DecodeFirst
-from paceline.schedule.exspec import Grouped, Shape
+from paceline.schedule.exspec import Expects, Grouped, none
 from paceline.schedule.fair import Fair
 from paceline.schedule.layered import Layered
 from paceline.schedule.orders import deadline, fcfs, priority
@@ -71,13 +71,13 @@ def policy(
     tbt_target_ms: float | None = None,
     forecast: Forecast | None = None,
     group_size: int | None = None,
-    shape: Shape = lambda request: (),
+    expects: Expects = none,
     layers: int = 0,
     layer_groups: int | None = None,
 ) -> SchedulePolicy:
-    """The policy of these names; raises as `check`. `forecast` predicts for `tbt_target_ms`; `shape` is what the
-    `group_size` requests of a step should have in common; `layers` are those of the target, 0 where no row can wait
-    between two of them."""
+    """The policy of these names; raises as `check`. `forecast` predicts for `tbt_target_ms`; `expects` says
+    how many nodes a request is likely to get, for groups of `group_size`; `layers` are those of the target, 0 where no
+    row can wait between two of them."""
     check(schedule, order, tbt_target_ms, group_size, layer_groups)
     if tbt_target_ms and forecast is None:
         raise RefusalError("tbt_target_ms needs step times, and this engine was given none; leave it out.")
@@ -94,7 +94,7 @@ def policy(
             made = Layered(chunked, layers, layer_groups)
     else:
         made = baselines()[schedule](orders()[order](), row_budget)
-    return made if group_size is None else Grouped(made, group_size, shape)
+    return made if group_size is None else Grouped(made, group_size, expects, forecast)
 
 
 def finished(made: SchedulePolicy, plan: Plan) -> Plan:

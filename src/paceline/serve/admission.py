@@ -15,7 +15,7 @@ from starlette.types import Receive, Scope
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.door import Trip, Wishes
-from paceline.serve.errors import ApiError
+from paceline.serve.errors import ApiError, brief
 
 MOST_WAIT_S = 60
 CLIENT_HEADER = "Paceline-Client"
@@ -267,9 +267,10 @@ def is_loopback(name: str) -> bool:
 async def read_body(
     scope: Scope, receive: Receive, limit: int, take: Callable[[int], None] = lambda size: None
 ) -> bytes | None:
-    """The whole body, however it is framed; None when the client left. ApiError 413 as soon as it is too large. `take`
-    is called with the bytes as they come."""
+    """The whole body, however it is framed; None when the client left. ApiError 413 as soon as it is too large, 415
+    for one that is compressed. `take` is called with the bytes as they come."""
     declared = dict(scope["headers"]).get(b"content-length", b"0")
+    coded = codings(scope)
     if declared.isdigit() and int(declared) > limit:
         raise too_large(limit)
     parts: list[bytes] = []
@@ -279,12 +280,21 @@ async def read_body(
         if message["type"] == "http.disconnect":
             return None
         parts.append(message.get("body", b""))
+        if coded and parts[-1]:
+            said = f"The body's Content-Encoding is {brief(coded)}, but nothing is unpacked here; send it plain."
+            raise ApiError(415, said, code="unsupported_encoding")
         size += len(parts[-1])
         take(len(parts[-1]))
         more = message.get("more_body", False)
         if size > limit:
             raise too_large(limit)
     return b"".join(parts)
+
+
+def codings(scope: Scope) -> str:
+    """What the header says that was done to the body; empty where nothing was."""
+    values = b",".join(value for name, value in scope["headers"] if name == b"content-encoding").decode("latin-1")
+    return ", ".join(it for it in map(str.strip, values.lower().split(",")) if it not in ("", "identity"))
 
 
 def too_large(limit: int) -> ApiError:

@@ -15,6 +15,7 @@ from paceline.serve.above import PolicyGeneration, policy_of
 from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
+from paceline.serve.harmony import speaks
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
 from paceline.serve.protocol import ChatRequest, Tool
@@ -50,8 +51,12 @@ async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generatio
     args, how = variables(body, server), manner(body, server, answered, source)
     if how.special:
         params = replace(params, skip_special_tokens=False)
+    if stops := [*server.tokens.ids(how.stops)]:
+        params = replace(params, stop_token_ids=(*params.stop_token_ids, *stops))
     ids = await render(server, body.messages, args, bare_tools(body, server))
-    tail = server.text.decode(ids[-8:])
+    tail = server.text.decode(ids[-24:])
+    if how.opening and not body.continue_final_message:
+        ids = [*ids, *server.text.tokenizer.encode(how.opening, add_special_tokens=False)]
     policy = await policy_of(body, server, args)
     if policy is None:
         generation = await Generation.start(server.llm, [ids], [params], whole=not body.stream)
@@ -80,6 +85,8 @@ def wishes(body: ChatRequest, source: str = "") -> SamplingParams:
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true.", param="top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
+    if speaks(source) and body.parallel_tool_calls is False:  # a call ends the answer there
+        body = body.model_copy(update={"parallel_tool_calls": None})
     grammar = chat_grammar(body, syntax_of(source))
     return sampling_params(body, max_tokens=limit, logprobs=top, seed=seeds(body, 1)[0], grammar=grammar)
 

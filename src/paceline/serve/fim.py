@@ -99,7 +99,7 @@ async def filled(
     further files, which come first."""
     texts = [*(each for each in before if isinstance(each, str)), behind, *(text for _, text in others)]
     for each in texts:
-        check_length(each, server.most_characters)
+        check_length(each, server.text_bound)
 
     def work() -> list[list[int]]:
         head = server.text.encode("") + project(server, fim, others)

@@ -12,7 +12,8 @@ from typing import Any
 from paceline.core.errors import CapacityError, InputError, PacelineError
 from paceline.engine.adapters import adapters_of
 from paceline.engine.async_llm import AsyncLLM
-from paceline.engine.build import parse_bytes, paths, shape_of
+from paceline.engine.budget import parse_bytes, shape_of
+from paceline.engine.build import paths
 from paceline.engine.door import DOOR
 from paceline.engine.options import Options
 from paceline.engine.totals import Snapshot, Totals, summed

@@ -46,7 +46,7 @@ async def tokenize(body: TokenizeRequest, host: Here) -> Response:
         ids, length = await render(server, body.messages, {}), 0
     else:
         prompt, special = body.prompt or "", body.add_special_tokens is not False
-        check_length(prompt, server.most_characters)
+        check_length(prompt, server.text_bound)
         ids, length = None, len(prompt)
 
     def work() -> Response:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ import orjson
 from paceline.core.errors import InputError
 from paceline.engine.text import Text
 from paceline.serve.errors import ApiError
+from paceline.serve.harmony import conversation, speaks
 from paceline.serve.protocol import Message, PriorToolCall, Tool
 from paceline.serve.syntax import Syntax, short_ids, syntax_of
 from paceline.serve.tokens import Tokens
@@ -34,14 +36,42 @@ def as_prompts(prompt: str | list[str] | list[int] | list[list[int]]) -> list[Pr
     return list(prompt)
 
 
-def longest(text: Text, tokens: Tokens, max_len: int) -> float:
-    """Maximum number of characters in a text of `tokens` tokens; infinite if the tokenizer may drop some."""
+@dataclass(frozen=True, slots=True)
+class TextBound:
+    """How many characters a text may have, counting those only that some token must hold."""
+
+    most: float
+    """Characters of the longest text that fits; infinite if the tokenizer may drop some."""
+    absorbing: Mapping[str, tuple[bool, bool]] | None = field(default_factory=dict)
+    """Special tokens that take the white space before them, after them; None if any text might be such a token."""
+
+    def size(self, text: str) -> int:
+        """Characters of a text that take room in tokens."""
+        if self.absorbing is None:
+            return len(text) - sum(map(text.count, SPACES))
+        if not self.absorbing:
+            return len(text)
+        pieces = re.split("(" + "|".join(map(re.escape, sorted(self.absorbing, key=len, reverse=True))) + ")", text)
+        taken = 0
+        for at in range(1, len(pieces), 2):
+            before, after = self.absorbing[pieces[at]]
+            taken += before * (len(pieces[at - 1]) - len(pieces[at - 1].rstrip()))
+            taken += after * (len(pieces[at + 1]) - len(pieces[at + 1].lstrip()))
+        return len(text) - taken
+
+
+def longest(text: Text, tokens: Tokens, max_len: int) -> TextBound:
+    """The bound of a text of `max_len` tokens."""
     backend = text.tokenizer.backend_tokenizer
     kinds = [kind for part in (backend.normalizer, backend.pre_tokenizer) for kind in steps(part)]
     if not tokens.whole or any(kind not in KEEPING for kind in kinds):
-        return math.inf
+        return TextBound(math.inf)
     shrink = 4 if any(kind in COMPOSING for kind in kinds) else 1
-    return float(max_len * shrink * max(map(len, text.tokenizer.get_vocab()), default=1))
+    most = float(max_len * shrink * max(map(len, text.tokenizer.get_vocab()), default=1))
+    added = [it for it in text.tokenizer.added_tokens_decoder.values() if it.lstrip or it.rstrip]
+    if backend.normalizer is not None and any(it.normalized for it in added):
+        return TextBound(most, None)
+    return TextBound(most, {it.content: (it.lstrip, it.rstrip) for it in added})
 
 
 KEEPING = {"NFC", "NFD", "NFKC", "NFKD", "Prepend", "Replace", "Sequence", "Lowercase", "ByteLevel", "Split", "Digits",
@@ -61,17 +91,16 @@ def steps(part: Any) -> Iterator[str]:
         yield "dropping" if shorter or it.get("behavior") == "Removed" else it["type"]
 
 
-def check_length(text: str, most: float, name: str = "prompt") -> None:
+def check_length(text: str, bound: TextBound, name: str = "prompt") -> None:
     """Raise InputError for a text that cannot fit whatever its tokens are, before they are looked for."""
-    if len(text) > most and len(text) - sum(map(text.count, SPACES)) > most:
+    if len(text) > bound.most and bound.size(text) > bound.most:
         raise InputError(
-            f"{name} has {len(text)} characters, more than the context holds whatever its tokens are ({most:.0f}); "
-            "shorten it."
+            f"{name} has {len(text)} characters, more than the context holds whatever its tokens are "
+            f"({bound.most:.0f}); shorten it."
         )
 
 
 SPACES = " \t\n\r"
-"""Some special tokens absorb the white space next to them."""
 
 
 async def encode(server: "Server", prompts: Sequence[Prompt]) -> list[list[int]]:
@@ -80,7 +109,7 @@ async def encode(server: "Server", prompts: Sequence[Prompt]) -> list[list[int]]
     if not texts:
         return [p for p in prompts if not isinstance(p, str)]
     for text in texts:
-        check_length(text, server.most_characters)
+        check_length(text, server.text_bound)
     gone = asyncio.Event()
 
     def work() -> list[list[int]]:
@@ -107,8 +136,10 @@ async def render(
 
     def work() -> list[int]:
         plain_ = [plain(m, developer, syntax_of(source), short) for m in messages]
+        if speaks(source):
+            plain_ = conversation(plain_)
         rendered = text.render(without_tools(plain_, bare) if bare else plain_, **args)
-        check_length(rendered, server.most_characters, "messages")
+        check_length(rendered, server.text_bound, "messages")
         return list(text.tokenizer.encode(rendered, add_special_tokens=False))
 
     size = sum(size_of(message) for message in messages) + sum(len(str(value)) for value in args.values())

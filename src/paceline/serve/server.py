@@ -97,7 +97,7 @@ class Server:
         self.pools = pools or Pools(settings.queue_limit, settings.parted)
         self.adapter = ""
         """Name of the adapter that this view of the server is for; empty: the model itself."""
-        self.most_characters = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
+        self.text_bound = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -208,7 +208,7 @@ class Server:
                 raise InputError(f"allowed_tokens has {len(params.allowed_tokens)} ids, more than the vocabulary has.")
             for word in params.bad_words:
                 if isinstance(word, str):
-                    check_length(word, self.most_characters, "bad_words")
+                    check_length(word, self.text_bound, "bad_words")
             if any(isinstance(word, str) for word in params.bad_words):
                 params = replace(params, bad_words=sampler.spell(params.bad_words))
             if params.grammar is None:

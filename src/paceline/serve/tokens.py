@@ -1,5 +1,6 @@
 """The bytes of a single token, for log-probabilities and /tokenize."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from paceline.draft.surfaces import letters
@@ -21,6 +22,10 @@ class Tokens:
         self.whole = self._byte_level or self._byte_fallback
         """Any text has tokens of its own: nothing becomes one that stands for all that is unknown."""
         self._texts: dict[int, str] = {}
+
+    def ids(self, texts: Sequence[str]) -> list[int]:
+        """The special tokens with these texts, where there are such."""
+        return [id for id, text in self._added.items() if text in texts]
 
     def bytes(self, token: int) -> bytes:
         """What the token adds to a text; as it is written in the middle of one."""

@@ -7,10 +7,11 @@ from typing import Protocol
 
 import orjson
 
+from paceline.serve import harmony
 from paceline.serve.parser import AnswerParser, Content, Delta, ToolCall
 from paceline.serve.protocol import ChatRequest, Message, NamedChoice
 from paceline.serve.server import Server
-from paceline.serve.structure import tool_choice
+from paceline.serve.structure import Choice, tool_choice
 from paceline.serve.syntax import END_THINK, MISTRAL, SYNTAXES, THINK, short_ids, syntax_of
 
 
@@ -102,12 +103,18 @@ class Manner:
     """Make a fresh one, given how the rendered conversation ends."""
     special: bool = False
     """Markers are special tokens, so the text must show these."""
+    opening: str = ""
+    """Text that the answer begins behind: where a form is wanted, the head of the message that has it."""
+    stops: tuple[str, ...] = ()
+    """Tokens that end the answer, besides the model's own."""
 
 
 def manner(body: ChatRequest, server: Server, shaped: bool, source: str) -> Manner:
     """`shaped`: a grammar prescribes the whole answer. Raises RefusalError for tools of a model whose calls would not
     be understood."""
     choice, new_id = tool_choice(body), ids(source)
+    if harmony.speaks(source):
+        return in_harmony(body, choice, shaped)
     if isinstance(choice, NamedChoice):
         name = choice.function.name
         return Manner(lambda tail: Named(name, new_id))
@@ -128,6 +135,23 @@ def manner(body: ChatRequest, server: Server, shaped: bool, source: str) -> Mann
         return AnswerParser.for_model(source, tools, reasoning, prompt=tail, ends=ends, begun=begun, names=names)
 
     return Manner(voice, special)
+
+
+def in_harmony(body: ChatRequest, choice: Choice | NamedChoice, shaped: bool) -> Manner:
+    """How answers with channels are read."""
+    stops = (harmony.RETURN, harmony.CALL)
+    if isinstance(choice, NamedChoice):
+        name = choice.function.name
+        return Manner(lambda tail: Named(name), opening=harmony.called(name), stops=stops)
+    if choice == "required":
+        return Manner(lambda tail: Required(), opening=harmony.FINAL, stops=stops)
+    if shaped:
+        return Manner(lambda tail: Plain(), opening=harmony.FINAL, stops=stops)
+
+    def voice(tail: str) -> Voice:
+        return harmony.HarmonyVoice(choice == "auto", opened=tail.rstrip().endswith(harmony.SPEAKER))
+
+    return Manner(voice, special=True, stops=stops)
 
 
 def unmarked(body: ChatRequest) -> set[str]:

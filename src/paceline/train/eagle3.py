@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from paceline.core.errors import InputError
 from paceline.draft.eagle_shape import EagleShape, spread
 from paceline.draft.native_layers import layer_spec
-from paceline.model.blocks import Rotary
+from paceline.model.rotary import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
 from paceline.train.features import FeatureBatch, FeatureSource

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from paceline.core.errors import InputError
 from paceline.draft.longspec import LONGSPEC, LongSpecConfig
 from paceline.draft.native_layers import layer_spec
-from paceline.model.blocks import Rotary
+from paceline.model.rotary import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head

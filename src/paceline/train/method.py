@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from paceline.core.errors import InputError
 from paceline.draft.head import Head
 from paceline.draft.layers import DenseTexts, DraftLayer, whole
-from paceline.model.blocks import Rotary
+from paceline.model.rotary import Rotary
 from paceline.train.data import Sample
 from paceline.train.features import FeatureBatch
 from paceline.train.objective import Objective

@@ -8,9 +8,10 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
-from paceline.model.blocks import ACTIVATE, Block, FeedForward, Norm, SelfAttention
+from paceline.model.blocks import ACTIVATE, Block, FeedForward, SelfAttention
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
+from paceline.model.norms import Norm
 from paceline.model.spec import ModelSpec
 from paceline.train.target import TrainingTarget
 from paceline.train.unroll import look, rotated

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from paceline.draft.layers import RMSNorm
-from paceline.model.blocks import Rotary
+from paceline.model.rotary import Rotary
 
 
 class UnrolledAttention(nn.Module):

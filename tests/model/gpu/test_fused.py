@@ -9,11 +9,12 @@ pytest.importorskip("triton", reason="Triton is not installed; it comes with tor
 
 from paceline.attend.device import tensors_on
 from paceline.attend.turn import rotate_, turn_and_write
-from paceline.model.blocks import ACTIVATE, FeedForward, LayerNorm, Mixture, Norm
+from paceline.model.blocks import ACTIVATE, FeedForward, Mixture
 from paceline.model.gpu.experts import grouped
 from paceline.model.gpu.fused import gated, kernelled, looked_up
 from paceline.model.gpu.matrices import pack_bytes, pack_floats
 from paceline.model.linear import WideMatrix, pack_plain
+from paceline.model.norms import LayerNorm, Norm
 from paceline.model.spec import Experts
 
 DEVICE = tensors_on("cuda")

@@ -153,7 +153,7 @@ def test_a_decoder_gives_the_same_bits(checkpoint: Path) -> None:
         tree.add([6, 7, 8, 9], [3, 4, 5, 6], [0, 1], 3, depths=[1, 1, 2], words=[1, 2, 5], want=[0, 1, 2, 3])
         tree.add([2], [41], [10, 11], 1)
         out = model.forward(tree.build(DEVICE, taps=("input:1", "post_norm")))
-        found.append([*logits, out.logits, *out.taps.values(), model.attend.slots])
+        found.append([*logits, out.logits, *out.taps.values(), model.pools[0].slots])
     assert all(torch.equal(one, other) for one, other in zip(*found))
 
 

@@ -181,8 +181,10 @@ async def attempts(client: AppClient, form: Form[T], prompt: Prompt, settings: A
 
 
 def read(form: Form[T], sample: AppSample, native: bool, attempt: int = 1) -> AppAnswer[T]:
-    """One sample as an answer, without asking again."""
+    """One sample as an answer, without asking again. A text of nothing but blanks is none, whatever the form."""
     try:
+        if not sample.text.strip():
+            raise ValueError("it is empty")
         value = form.parse(sample.text, native)
     except ValueError as error:
         problem = "truncated" if sample.finish == "length" else "invalid"

@@ -35,7 +35,7 @@ class Form(Protocol[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class AppText:
-    """Any text; an empty one is a value, too."""
+    """Any text."""
 
     words: tuple[str, ...] = ()
 

@@ -11,7 +11,6 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.rows import Rows
 from paceline.engine.llm import LLM
-from paceline.model.blocks import Mixture
 from paceline.model.decoder import Decoder
 
 PIECE_TOKENS = 256
@@ -54,7 +53,7 @@ def record(model: str | Path, texts: Iterable[str], limit: int) -> tuple[RouteRe
     decoder = llm.engine.model
     assert isinstance(decoder, Decoder)
     blocks = decoder.weights.blocks
-    mixtures = {i: block.ffn for i, block in enumerate(blocks) if isinstance(block.ffn, Mixture)}
+    mixtures = {i: block.mixture for i, block in enumerate(blocks) if block.mixture is not None}
     if not mixtures:
         llm.close()
         raise RefusalError(f"{model} has no experts; routes are those of a mixture.")

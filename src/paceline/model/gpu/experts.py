@@ -102,9 +102,11 @@ class GroupedMixture(Mixture):
     inner: Stack | None = None
     outer: Stack | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor, told: Tensor | None = None) -> Tensor:
         assert self.inner is not None and self.outer is not None
-        weights, chosen = routes(self.form, self.router(x), self.correction)
+        weights, chosen = routes(self.form, self.router(x if told is None else told), self.correction)
+        if self.factors is not None:
+            weights = weights * self.factors[chosen]
         chosen, by_number = chosen.sort(-1)
         weights = weights.gather(-1, by_number)
         if self.record is not None:
@@ -144,5 +146,5 @@ def grouped(mixture: Mixture) -> Mixture:
         return mixture
     return GroupedMixture(
         mixture.form, mixture.router, [first], mixture.shared, mixture.shared_gate, mixture.correction,
-        inner=inner, outer=outer,
+        factors=mixture.factors, inner=inner, outer=outer,
     )  # fmt: skip

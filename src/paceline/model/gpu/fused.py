@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from paceline.model.blocks import LayerNorm, Norm
+from paceline.model.norms import LayerNorm, Norm
 
 GATE_LANES = 1024
 """Numbers that one program gates."""

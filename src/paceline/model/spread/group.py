@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.core.errors import LostError
+from paceline.core.errors import LostError, RefusalError
 from paceline.core.rows import Rows
 from paceline.model.blocks import Mixture
+from paceline.model.checkpoint import read_config
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_share
 from paceline.model.spread.exchange import TRAFFIC_KINDS
@@ -77,14 +78,17 @@ class SpreadMixture(Mixture):
 
     run: Callable[[Tensor], Tensor] | None = None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        assert self.run is not None
+    def __call__(self, x: Tensor, told: Tensor | None = None) -> Tensor:
+        assert self.run is not None and told is None
         return self.add_shared(x, self.run(x))
 
 
 def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None = None) -> Decoder:
     """Load a checkpoint whose experts are held by `table.devices` processes. Raises RefusalError for a model without
-    experts, InputError for a table that is not its own, LostError where a process ends."""
+    experts, or with a dense part beside them, InputError for a table that is not its own, LostError where a process
+    ends."""
+    if any(it.beside for it in read_config(path, max_len).mixtures):
+        raise RefusalError("expert_parallel takes no mixtures with a dense part beside them; leave it out.")
     group = None
     try:
         group = ExpertGroup(path, table, dtype)

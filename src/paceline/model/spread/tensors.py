@@ -22,10 +22,11 @@ from torch import Tensor
 from paceline.attend.device import simulated, tensors_on
 from paceline.core.errors import PacelineError, RefusalError
 from paceline.core.rows import Out, Rows, Segment
-from paceline.model.blocks import Block, FeedForward, Norm, SelfAttention
+from paceline.model.blocks import Block, FeedForward, SelfAttention
 from paceline.model.decoder import Decoder
 from paceline.model.linear import Linear
 from paceline.model.load import load_whole
+from paceline.model.norms import Norm
 from paceline.model.spec import ModelSpec
 from paceline.model.spread.exchange import Exchange
 from paceline.model.spread.ranks import SpreadRanks
@@ -77,7 +78,7 @@ class Between:
 def check_cut(spec: ModelSpec, ranks: int, where: Path) -> None:
     """RefusalError unless this model can be cut into so many parts."""
     kinds = [type(layer.mixer).__name__ for layer in spec.layers if layer.attends is None or layer.recurs is not None]
-    if kinds or spec.mixtures or spec.whole_norm or spec.gated_attention or spec.sinks:
+    if kinds or not spec.uniform or spec.mixtures or spec.whole_norm or spec.gated_attention or spec.sinks:
         raise RefusalError(
             f"tensor_parallel cuts layers of plain attention and dense feed-forward parts, but {where} "
             f"({spec.family}) has others; leave it out."
@@ -185,12 +186,12 @@ class TensorDecoder(Decoder):
 
     def kv_bytes(self, slots: list[int]) -> int:
         """Bytes of this rank's keys and values in these slots."""
-        return self.attend.slots[:, :, :, :1].nbytes * len(slots)
+        return self.pools[0].slots[:, :, :, :1].nbytes * len(slots)
 
 
 def whole_kv(decoder: Decoder, slots: list[int], exchange: Exchange) -> bytes:
     """Keys and values of all ranks, as one process packs them."""
-    own = decoder.attend.slots.index_select(3, torch.tensor(slots, device=decoder.device, dtype=torch.int64))
+    own = decoder.pools[0].slots.index_select(3, torch.tensor(slots, device=decoder.device, dtype=torch.int64))
     joined = exchange.gather(own.permute(0, 1, 3, 2, 4).flatten(3))  # heads are side by side there
     heads = joined.view(*joined.shape[:3], -1, own.shape[4]).permute(0, 1, 3, 2, 4)
     found: bytes = heads.cpu().contiguous().view(torch.uint8).numpy().tobytes()
@@ -199,7 +200,7 @@ def whole_kv(decoder: Decoder, slots: list[int], exchange: Exchange) -> bytes:
 
 def own_kv(decoder: Decoder, slots: list[int], packed: bytes, cut: Cut) -> bytes:
     """This rank's part of keys and values that one process packed."""
-    pool = decoder.attend.slots
+    pool = decoder.pools[0].slots
     shape = (pool.shape[0], 2, pool.shape[2] * cut.ranks, len(slots), pool.shape[4])
     whole = torch.frombuffer(bytearray(packed), dtype=pool.dtype).view(shape)
     found: bytes = whole[:, :, cut.mine(shape[2])].contiguous().view(torch.uint8).numpy().tobytes()

@@ -1,0 +1,204 @@
+"""The budget of an engine before anything is loaded: what its checkpoints take, and what is done with `memory`."""
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from paceline.core.component import DRAFT, TARGET
+from paceline.core.errors import InputError
+from paceline.core.registry import refusal
+from paceline.draft import DRAFTERS
+from paceline.draft.companion import kinds, weight_bytes
+from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
+from paceline.draft.mtp import MTP, holds_head, own_footprint
+from paceline.draft.vocabulary import wish_of
+from paceline.engine import calibrate, learned
+from paceline.engine.adapters import adapters_of
+from paceline.engine.config import EngineConfig
+from paceline.engine.gpu import room_for_blocks
+from paceline.engine.options import Options
+from paceline.engine.ranks import part_of
+from paceline.model.checkpoint import DTYPES, read_config
+from paceline.model.footprint import Footprint
+from paceline.model.linear import unfused
+from paceline.model.load import measure, packing_of
+from paceline.plan import DrafterFacts
+from paceline.plan.budget import BudgetChoice, BudgetPlanner, SpeedModel, times_by_size
+from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
+from paceline.verify import VERIFIERS
+
+if TYPE_CHECKING:
+    from paceline.model.linear import Packing
+    from paceline.model.spec import ModelSpec
+
+log = logging.getLogger("paceline")
+TOKENIZER = 12
+"""Most bytes that a tokenizer takes for each of its file."""
+PRIOR_ROW = 0.02
+"""What a row more costs, in passes of one row, where a packing does not say."""
+STATE_BYTES_PER_TOKEN = 64 << 10
+"""Bytes of the states that lie with blocks, for each of their tokens, at most: about what keys and values take in a
+model of the same size that attends in all layers."""
+UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+
+
+def planner_of(options: Options, path: Path, draft: Path | None = None, kind: str = DRAFT) -> BudgetPlanner:
+    """Who decides about the budget of this pair, from its headers and from what earlier starts have measured and
+    learned. A draft that only `auto` would use may be left out."""
+    name = options.drafter if isinstance(options.drafter, str) else "user" if options.drafter else "auto"
+    own = draft is None and holds_head(path)
+    models = {draft is not None or own: memory_of(options, path, draft)}
+    if draft is not None and name == "auto" and options.draft_vocab is None:
+        models[False] = memory_of(options, path)
+    have = {f"{TARGET}:program", *([MTP] if own else [])}
+    if draft is not None:
+        have |= {kind, *kinds(draft), *([f"{DRAFT}:program"] if kind == DRAFT else [])}
+    times, facts = calibrate.kept(prices(options)), drafters(options, name, have)
+    if times is None:
+        spec = read_config(path, options.max_model_len)
+        row = packing_of(path, spec, options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype).row
+        small = next((it.draft.weights for it in models.values() if it.draft is not None), 0)
+        weights = next(iter(models.values())).target.weights
+        times = times_by_size(weights, small, facts, row or PRIOR_ROW)
+    else:  # the others were not timed here: nothing can be said of them
+        facts = {arm: it for arm, it in facts.items() if arm in times.drafts}
+    speeds = SpeedModel(times, facts, learned.recall(options), EngineConfig.patience_of(options))
+    return BudgetPlanner(models, speeds, options.overlap != "none")
+
+
+def drafters(options: Options, name: str, have: set[str]) -> dict[str, DrafterFacts]:
+    """Those that the engine would choose from: all that work with what it has."""
+    found, rule = dict[str, DrafterFacts](), VERIFIERS.card(options.verifier)
+    for arm in DRAFTERS.card(name).arms or (() if name in ("none", "user") else (name,)):
+        card = DRAFTERS.card(arm)
+        shy = name == "auto" and any(need.name not in have for need in card.auto_needs)
+        if shy or (card.ahead and options.overlap == "none") or refusal(arm, card, options.verifier, rule, have):
+            continue
+        found[arm] = DrafterFacts(
+            nodes=card.nodes if options.nodes is None else options.nodes, chain=card.shape == "chain", group=card.group,
+            stops_early=card.stops_early, most=options.nodes, always_asked=card.always_asked, runs=card.runs,
+            ahead=card.ahead,
+        )  # fmt: skip
+    return found
+
+
+def prices(options: Options) -> Path:
+    """Where step times of this pair of models are kept for the next start, whatever its budget."""
+    return learned.place(options, f"prices-{calibrate.VERSION}")
+
+
+def chosen(options: Options, path: Path, draft: Path | None, kind: str = DRAFT) -> BudgetChoice:
+    """What comes of `options.memory`, and the runner-up. CapacityError where it is too little."""
+    rows = max(options.row_budget, options.max_requests)
+    memory = parse_bytes(options.memory or 0)
+    return planner_of(options, path, draft, kind).choose(memory, rows, options.max_requests, options.blocks)
+
+
+def words_of(choice: BudgetChoice, options: Options, draft: Path | None) -> list[str]:
+    """The choice and its runner-up, in words."""
+    timed = prices(options).is_file()
+
+    def words(draft_kept: bool) -> str:
+        return "" if draft is None else "the draft model kept" if draft_kept else "the draft model left out"
+
+    found = [f"Of this memory: {choice.plan.words(words(choice.plan.draft), timed)}."]
+    if choice.other is not None:
+        ratio = choice.other.score / choice.plan.score
+        rest = choice.other.words(words(choice.other.draft), timed)
+        found.append(f"Next best ({ratio:.2f} of its throughput): {rest}.")
+    if not timed:
+        found.append("Step times were not measured here yet: this was decided by the sizes of the models alone.")
+    return found
+
+
+def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
+    """The sizes of an engine, before anything is loaded. CapacityError where `options.memory` is too little."""
+    if options.memory is not None:
+        return chosen(options, path, draft).plan.shape
+    blocks, memory = options.blocks, memory_of(options, path, draft)
+    rows = max(options.row_budget, options.max_requests)
+    if blocks is None:
+        models = [m for m in (memory.target, memory.draft) if m is not None]
+        several = max(m.unit for m in models)  # blocks that fill whole units of every pool
+        each = sum(m.held(several, memory.block_size) for m in models) / several
+        contexts = -(-memory.max_len // memory.block_size) * options.max_requests
+        room = room_for_blocks(options.device, sum(m.weights for m in models), memory.target.scratch(rows, 1, rows))
+        blocks = max(1, min(int(room / each), contexts))
+    return BudgetShape(blocks, rows, rows, options.max_requests, MEMORIES[1])
+
+
+def drafts_in(options: Options) -> str | None:
+    """`quantize` of the draft model."""
+    return options.quantize if options.draft_quantize is None else options.draft_quantize
+
+
+def memory_of(options: Options, path: Path, draft: Path | None = None) -> MemoryModel:
+    """The arithmetic of the budget for these checkpoints, from their headers."""
+
+    def of(
+        at: Path, longest: int | None = None, quantize: str | None = drafts_in(options)
+    ) -> "tuple[ModelSpec, Packing]":
+        spec = read_config(at, longest)
+        if at == path and options.expert_parallel > 1:
+            return spec, unfused(DTYPES[options.dtype])
+        return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
+
+    spec, packing = of(path, options.max_model_len, options.quantize)
+    target = part_of(measure(path, spec, packing), options.tensor_parallel)
+    head = draft is not None and method_of(draft) is not None
+    if draft is not None and head:
+        check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)
+    if draft is None:
+        drafts = own_footprint(path, packing) if holds_head(path) else None
+    else:
+        drafts = footprint_of(draft, packing) if head else measure(draft, *of(draft))
+    files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
+    rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
+    rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
+    rest += lora_bytes(options)
+    longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
+    if options.draft_vocab is not None:
+        spec, packing = (spec, packing) if draft is None else of(draft)
+        rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
+    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest, held)
+
+
+def block_of(size: int, *models: Footprint | None) -> int:
+    """Tokens of a block: `size`, or the power of two from there on with which the states that lie with blocks take no
+    more than STATE_BYTES_PER_TOKEN."""
+    state = sum(model.state for model in models if model is not None)
+    while state > size * STATE_BYTES_PER_TOKEN:
+        size *= 2
+    return size
+
+
+def lora_bytes(options: Options) -> int:
+    """Bytes that adapters may take: `lora_memory`, or those of the files that are named, of which `max_loras` at most
+    are in memory at a time. Factors in float32, which PyTorch keeps, are twice those of a file in bfloat16."""
+    if options.lora_memory is not None:
+        return parse_bytes(options.lora_memory)
+    files = [at / "adapter_model.safetensors" if at.is_dir() else at for at in adapters_of(options.lora).values()]
+    files = [file if file.is_file() else file.with_suffix(".bin") for file in files]
+    sizes = sorted((file.stat().st_size for file in files if file.is_file()), reverse=True)
+    return 2 * sum(sizes[: options.max_loras])
+
+
+def tokenizer_bytes(file: Path) -> int:
+    """Size in bytes of tokenizer.json, or of everything in a GGUF file before its weights."""
+    if file.suffix != ".gguf":
+        return file.stat().st_size
+    from paceline.model.gguf import load_header
+
+    return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
+
+
+def parse_bytes(value: int | str) -> int:
+    """Bytes from 1500000, "512M", "2G", "1.5GiB"."""
+    if isinstance(value, int):
+        return value
+    text = value.strip().upper().removesuffix("IB").removesuffix("B")
+    unit = text[-1:] if text[-1:] in UNITS else ""
+    try:
+        return int(float(text.removesuffix(unit)) * UNITS[unit])
+    except (ValueError, OverflowError):
+        raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None
