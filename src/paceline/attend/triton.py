@@ -27,7 +27,7 @@ KEYS, SPAN = 64, 256
 """Keys that a program looks at together, and those of a span."""
 QUERIES = 32
 """Queries of a tile, or the heads that share a key if these are more."""
-PATH = 65
+PATH_NUMBERS = 65
 """Numbers for the path of a row, of which the last is never read."""
 MAX_APART_BYTES = 64 << 20
 """Most bytes for the sums of spans that are computed apart."""
@@ -163,10 +163,10 @@ def tiles_of(counts: Tensor, rows: int, each: int) -> Tensor:
 
 def paths_of(words: Tensor) -> Tensor:
     """[T, 65]: of each row the candidates on its path, by depth, for tree words [T]."""
-    bit = torch.arange(PATH - 1, device=words.device)
+    bit = torch.arange(PATH_NUMBERS - 1, device=words.device)
     named = (words[:, None] >> bit & 1).bool()
-    depth = torch.where(named, named.cumsum(1) - 1, PATH - 1)
-    return words.new_zeros(len(words), PATH).scatter_(1, depth, bit.expand(len(words), -1))
+    depth = torch.where(named, named.cumsum(1) - 1, PATH_NUMBERS - 1)
+    return words.new_zeros(len(words), PATH_NUMBERS).scatter_(1, depth, bit.expand(len(words), -1))
 
 
 class Triton:
@@ -230,8 +230,8 @@ class Triton:
             self.pieces, rows.bounds, rows.tables, self.path, self.limits,
             q.stride(0), rows.width, slots.shape[2], self.scale, self.softcap or 1.0, window or 0, self.heads,
             GROUP=self.group, DIM=self.head_dim, LANES=self.lanes, QUERIES=self.queries, KEYS=KEYS, SPAN=SPAN,
-            SIZE=self.block_size, PATH=PATH, CAPPED=self.softcap is not None, WINDOWED=window is not None, APART=apart,
-            WIDE=interpreted(), enable_fp_fusion=False,
+            SIZE=self.block_size, PATH=PATH_NUMBERS, CAPPED=self.softcap is not None, WINDOWED=window is not None,
+            APART=apart, WIDE=interpreted(), enable_fp_fusion=False,
         )  # fmt: skip
         if apart:
             _join[(rows.count * self.heads,)](

@@ -186,7 +186,7 @@ def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iter
     if not isinstance(model, Decoder):
         return
     weights = model.weights
-    yield model, "graphs", None  # in which nothing can be told apart
+    yield model, "graphs", None  # whose parts cannot be timed
     yield model, "embed", clock.wrap(EMBEDDING, model.embed)
     yield model, "logits", clock.wrap(HEAD, model.logits)
     yield model, "rotaries", [clock.wrap(ROPE, rotary) for rotary in model.rotaries]

@@ -133,7 +133,7 @@ class Compute:
         out, seconds = started.ticket.collect()
         layout, rows, out.taps = started.layout, started.rows, {**started.taps, **out.taps}
         done = Computed([], drafting=out.drafting, error=out.error)
-        if drafts.grown:  # what drafts beside a pass waits for its end
+        if drafts.grown:  # drafters that ran meanwhile have waited for its end
             done.saved = started.before() + seconds() - out.drafting + drafts.beside - (self.clock() - started.at)
         for number, name in enumerate(drafts.names):
             if name in drafts.grown:

@@ -227,6 +227,8 @@ class Decoder:
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
         self.check(rows)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # whose kernels Triton launches; each thread has its own
         if self.graphs is None or self._lent or self.before:
             return self.eager(rows)
         return self.graphs.forward(rows, self.eager)

@@ -160,8 +160,8 @@ def quantised(method: str, dtype: torch.dtype, device: Device) -> Packing:
 
 @cache
 def on_gpu(method: str | None, dtype: torch.dtype, device: str) -> Packing:
-    """The packing whose products are kernels of a GPU: weights as they are, or in int8 or int4 beside activations as
-    they are. RefusalError where the kernels do not run there, or do not give a row the same bits beside any others."""
+    """The packing whose products are kernels of a GPU: weights as they are, or in int8 or int4; activations as
+    they are. RefusalError where the kernels do not run there, or a row's bits depend on the other rows."""
     from paceline.model.gpu import matrices
 
     def sized(bits: float) -> Callable[[int, int], int]:
@@ -186,7 +186,7 @@ def on_gpu(method: str | None, dtype: torch.dtype, device: str) -> Packing:
 
 
 def invariant(packing: Packing, device: torch.device) -> bool:
-    """Has a row the same bits whatever rows are beside it?"""
+    """Has a row the same bits whatever the other rows are?"""
     stream = torch.Generator().manual_seed(0)
     weight, x = (torch.randn(n, 1100, generator=stream).to(device, packing.dtype) for n in (80, 40))
     matrix = packing.pack(weight, None)

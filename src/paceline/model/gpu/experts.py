@@ -125,7 +125,7 @@ class GroupedMixture(Mixture):
 
 @dataclass(frozen=True, slots=True)
 class WideKernelMatrix:
-    """`WideMatrix` by a kernel: a row goes to the same experts whatever rows are beside it."""
+    """`WideMatrix` by a kernel: a row's experts do not depend on the other rows."""
 
     matrix: KernelMatrix
 
@@ -138,7 +138,7 @@ def by_kernel(matrix: Linear | None) -> Linear | None:
 
 
 def grouped(mixture: Mixture) -> Mixture:
-    """The same mixture with its router by a kernel and, where its experts are in floats, these stacked."""
+    """Mixture with its router by a kernel and, where its experts are in floats, these stacked."""
     mixture.router, mixture.shared_gate = by_kernel(mixture.router) or mixture.router, by_kernel(mixture.shared_gate)
     first = mixture.experts[0]
     inner, outer = (Stack.of([getattr(it, name) for it in mixture.experts]) for name in ("gate_up", "down"))

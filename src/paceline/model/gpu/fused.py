@@ -97,14 +97,14 @@ class KernelLayerNorm(Kernelled, LayerNorm):
     pass
 
 
-KINDS: dict[type[Norm], type[Norm]] = {Norm: KernelNorm, LayerNorm: KernelLayerNorm}
+KERNEL_NORMS: dict[type[Norm], type[Norm]] = {Norm: KernelNorm, LayerNorm: KernelLayerNorm}
 
 
 def kernelled(norm: Norm | None) -> Norm | None:
-    """The same norm by kernels; of another kind than RMS and layer norms, the norm as it is."""
-    if norm is None or type(norm) not in KINDS:
+    """Norm by kernels; of another kind than RMS and layer norms, as it is."""
+    if norm is None or type(norm) not in KERNEL_NORMS:
         return norm
-    made: Norm = object.__new__(KINDS[type(norm)])
+    made: Norm = object.__new__(KERNEL_NORMS[type(norm)])
     made.__dict__.update(norm.__dict__)
     return made
 

@@ -1,6 +1,6 @@
 """Passes of few rows that are captured once and replayed: the host then starts one graph, not a thousand kernels.
 
-A graph serves a *bucket*: all passes of up to so many rows, over tables of up to so many blocks, with the same taps.
+A graph serves a *bucket*: all passes up to a number of rows, over tables up to a number of blocks, with the same taps.
 Its input is one array of whole numbers, which stays where it is on the device and is filled in one transfer. Rows that
 a pass lacks have slot -1, belong to no request, and are computed in vain.
 """

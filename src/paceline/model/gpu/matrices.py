@@ -9,6 +9,8 @@ from torch import Tensor
 from paceline.model.gpu.product import GROUP_INPUTS, parts_of, product, product4
 from paceline.model.rounding import GROUPED_ROUNDING_OUTPUTS, round4
 
+ROUNDED_OUTPUTS = 4096
+"""Outputs that a GPU rounds at once."""
 SUPER_BITS = 4.625
 """Bits of a weight in groups: its code, and its share of two scales in 8 bits and of their two factors."""
 
@@ -32,7 +34,7 @@ class KernelMatrix:
         return product(x, self.weight, self.scale, self.bias, self.parts)
 
     def twin(self, x: Tensor) -> Tensor:
-        """The same in PyTorch."""
+        """Slow twin in PyTorch."""
         weight = self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
         return F.linear(x.float(), weight, None if self.bias is None else self.bias.float()).to(x.dtype)
 
@@ -62,7 +64,7 @@ class GroupedMatrix:
         return product4(x, self.weight, self.halves, self.times, self.inputs, self.bias, self.parts)
 
     def twin(self, x: Tensor) -> Tensor:
-        """The same in PyTorch."""
+        """Slow twin in PyTorch."""
         codes = torch.stack((self.weight & 15, self.weight >> 4), 2).float()
         codes = codes.view(len(codes), -1, GROUP_INPUTS)
         scale, low = self.times.float() * self.halves.repeat_interleave(8, 2)[:, :, : self.times.shape[2]]
@@ -83,8 +85,8 @@ def pack_bytes(weight: Tensor, bias: Tensor | None) -> KernelMatrix:
     """Symmetric, each output by its largest weight; activations stay as they are."""
     wide = torch.empty(weight.shape, dtype=torch.int8, device=weight.device)
     scale = torch.empty(len(weight), device=weight.device)
-    for first in range(0, len(weight), 4096):
-        rows = slice(first, first + 4096)
+    for first in range(0, len(weight), ROUNDED_OUTPUTS):
+        rows = slice(first, first + ROUNDED_OUTPUTS)
         part = weight[rows].float()
         scale[rows] = part.abs().amax(1) / 127
         wide[rows] = part.div_(scale[rows].clamp(min=1e-30)[:, None]).round_().to(torch.int8)
@@ -94,8 +96,9 @@ def pack_bytes(weight: Tensor, bias: Tensor | None) -> KernelMatrix:
 def pack_fours(weight: Tensor, bias: Tensor | None) -> GroupedMatrix:
     """Rounded as on a CPU (rounding.py)."""
     outputs, inputs = weight.shape
+    each = GROUPED_ROUNDING_OUTPUTS if weight.is_cpu else ROUNDED_OUTPUTS
     padded = F.pad(weight, (0, -inputs % (2 * GROUP_INPUTS)))
-    found = [round4(rows.float()) for rows in torch.split(padded, GROUPED_ROUNDING_OUTPUTS)]
+    found = [round4(rows.float()) for rows in torch.split(padded, each)]
     codes, half, deep, a, b = (torch.cat([one[i] for one in found]) for i in range(5))
     pairs = codes.view(outputs, -1, 2, GROUP_INPUTS)
     packed = pairs[:, :, 0] | pairs[:, :, 1] << 4

@@ -135,7 +135,7 @@ def product(x: Tensor, weight: Tensor, scale: Tensor | None, bias: Tensor | None
             len(x), outputs, inputs, x.stride(0), each,
             ROWS=tile_rows(len(x)), OUTPUTS=TILE_OUTPUTS, INPUTS=TILE_INPUTS, PARTS=here,
             SCALED=last and scale is not None, BIASED=last and bias is not None, WIDE=interpreted(),
-            num_stages=4, enable_fp_fusion=False,
+            num_stages=stages(x), enable_fp_fusion=False,
         )  # fmt: skip
 
     return in_parts(x, outputs, parts, launch, scale, bias)
@@ -153,7 +153,7 @@ def product4(
             x, weight, halves, times, x if bias is None else bias, out,
             len(x), outputs, inputs, x.stride(0), each, pairs,
             ROWS=tile_rows(len(x)), OUTPUTS=TILE_OUTPUTS, GROUP=group, RECORD=RECORD_GROUPS, PARTS=here,
-            BIASED=here == parts and bias is not None, WIDE=interpreted(), num_stages=4, enable_fp_fusion=False,
+            BIASED=here == parts and bias is not None, WIDE=interpreted(), num_stages=stages(x), enable_fp_fusion=False,
         )  # fmt: skip
 
     return in_parts(x, outputs, parts, launch, None, bias)
@@ -173,6 +173,11 @@ def in_parts(x: Tensor, outputs: int, parts: int, launch: Any, scale: Tensor | N
         PARTS=parts, OUTPUTS=TILE_OUTPUTS, SCALED=scale is not None, BIASED=bias is not None, enable_fp_fusion=False,
     )  # fmt: skip
     return out
+
+
+def stages(x: Tensor) -> int:
+    """Tiles of weights on their way at a time: as many as fit next to one another."""
+    return 4 if x.itemsize == 2 else 2
 
 
 def tile_rows(rows: int) -> int:

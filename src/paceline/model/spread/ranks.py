@@ -62,7 +62,7 @@ class SpreadRanks:
         return said
 
     def tell(self, message: bytes) -> None:
-        """The same message to all; LostError where they have ended before."""
+        """Send a message to all; LostError where they have ended before."""
         if self.exchange is None or self.broken:
             raise LostError(self.broken or f"The processes of the {self.what} have ended; start again.")
         for process in self.processes:

@@ -31,9 +31,9 @@ from paceline.model.spec import ModelSpec
 from paceline.model.spread.exchange import Exchange
 from paceline.model.spread.ranks import SpreadRanks
 
-HEAD = struct.Struct("<iq")
+WHAT_AND_COUNT = struct.Struct("<iq")
 """What is to be done, and how many whole numbers follow by a broadcast."""
-PASS, MOVE, READ, WRITE, ALLOCATE = range(5)
+RANK_PASS, RANK_MOVE, RANK_READ, RANK_WRITE, RANK_ALLOCATE = range(5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +45,12 @@ class Cut:
     exchange: Exchange
 
     def mine(self, count: int) -> slice:
-        """Its share of so many things in a row."""
+        """Its share of `count` things in a row."""
         each = count // self.ranks
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def outputs(self, matrix: Any, *blocks: int) -> Any:
-        """Its outputs of a matrix: of each block of so many, side by side, its share."""
+        """Its outputs of a matrix: its share of each of these blocks, which lie side by side."""
         at, first = list[Tensor](), 0
         for count in blocks:
             own = self.mine(count)
@@ -76,7 +76,7 @@ class Between:
 
 
 def check_cut(spec: ModelSpec, ranks: int, where: Path) -> None:
-    """RefusalError unless this model can be cut into so many parts."""
+    """RefusalError unless this model can be cut into `ranks` parts."""
     kinds = [type(layer.mixer).__name__ for layer in spec.layers if layer.attends is None or layer.recurs is not None]
     if kinds or not spec.uniform or spec.mixtures or spec.whole_norm or spec.gated_attention or spec.sinks:
         raise RefusalError(
@@ -148,30 +148,30 @@ class TensorDecoder(Decoder):
     def share(self, what: int, numbers: Sequence[int]) -> None:
         """Tell the others what is to be done."""
         group = self.group
-        group.tell(HEAD.pack(what, len(numbers)))
+        group.tell(WHAT_AND_COUNT.pack(what, len(numbers)))
         assert group.exchange is not None
         group.exchange.spread(torch.tensor(numbers, dtype=torch.int64).to(group.place))
 
     def allocate(self, blocks: int, block_size: int) -> None:
         with self.group.guarded():
-            self.share(ALLOCATE, [blocks, block_size])
+            self.share(RANK_ALLOCATE, [blocks, block_size])
         super().allocate(blocks, block_size)
 
     def forward(self, rows: Rows) -> Out:
         self.check(rows)
         with self.group.guarded(), torch.inference_mode():
-            self.share(PASS, packed(rows))
+            self.share(RANK_PASS, packed(rows))
             return self.eager(rows)
 
     def move(self, source: list[int], target: list[int]) -> None:
         if source:
             with self.group.guarded():
-                self.share(MOVE, [*source, *target])
+                self.share(RANK_MOVE, [*source, *target])
             super().move(source, target)
 
     def read(self, slots: list[int]) -> bytes:
         with self.group.guarded():
-            self.share(READ, slots)
+            self.share(RANK_READ, slots)
             assert self.group.exchange is not None
             return whole_kv(self, slots, self.group.exchange)
 
@@ -181,7 +181,7 @@ class TensorDecoder(Decoder):
         if len(packed) != whole:
             super().write(slots, packed)  # says what is wrong
         with self.group.guarded():
-            self.share(WRITE, [len(slots), len(packed), *slots, *array("q", padded)])
+            self.share(RANK_WRITE, [len(slots), len(packed), *slots, *array("q", padded)])
         super().write(slots, own_kv(self, slots, packed, self.group.cut))
 
     def kv_bytes(self, slots: list[int]) -> int:
@@ -273,17 +273,17 @@ def work(about: dict[str, Any], source: BinaryIO) -> int:
 def serve(decoder: Decoder, cut: Cut, source: BinaryIO) -> None:
     """Do what rank 0 does."""
     cut_decoder(decoder, cut)
-    while len(head := source.read(HEAD.size)) == HEAD.size:
-        what, count = HEAD.unpack(head)
+    while len(head := source.read(WHAT_AND_COUNT.size)) == WHAT_AND_COUNT.size:
+        what, count = WHAT_AND_COUNT.unpack(head)
         numbers = torch.empty(count, dtype=torch.int64, device=decoder.device)
         told: list[int] = cut.exchange.spread(numbers).tolist()
-        if what == PASS:
+        if what == RANK_PASS:
             decoder.eager(opened(told, decoder.device))
-        elif what == ALLOCATE:
+        elif what == RANK_ALLOCATE:
             decoder.allocate(*told)
-        elif what == MOVE:
+        elif what == RANK_MOVE:
             decoder.move(told[: count // 2], told[count // 2 :])
-        elif what == READ:
+        elif what == RANK_READ:
             whole_kv(decoder, told, cut.exchange)
         else:
             slots, raw = told[2 : 2 + told[0]], array("q", told[2 + told[0] :]).tobytes()
