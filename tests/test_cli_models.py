@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from paceline.model import parts, store
 from paceline.model import pull as pulling
-from paceline.model import store
 from paceline.model.catalogue import CATALOGUE
 from paceline.native.build import library
 from tests.model.gguf.files import write_gguf
@@ -18,7 +18,7 @@ from tests.tiny import tiny_checkpoint
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache of the test's own, no hub and no package index."""
     library()
-    for module in (pulling, store):
+    for module in (pulling, parts):
         monkeypatch.setattr(module, "home", lambda: tmp_path / "cache")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))

@@ -41,11 +41,9 @@ def test_the_names_that_tab_finds() -> None:
 def test_options_are_those_of_the_engine() -> None:
     own = {f.name for f in fields(Options)} - {"model", "draft", "drafter"}
     assert get_type_hints(EngineOptions).keys() == own
-    hints = get_type_hints(Options)
-    assert {name: hints[name] for name in own - {"lora"}} == {
-        name: hint
-        for name, hint in get_type_hints(EngineOptions).items()
-        if name != "lora"  # a mapping, too
+    hints, freer = get_type_hints(Options), {"lora", "zoo", "substitute"}  # mappings and paths, too
+    assert {name: hints[name] for name in own - freer} == {
+        name: hint for name, hint in get_type_hints(EngineOptions).items() if name not in freer
     }
     for face in (LLM, AsyncLLM):
         shown = inspect.signature(face).parameters

@@ -6,8 +6,7 @@ MODEL is a directory in Hugging Face layout of a llama, such as SmolLM2-135M. OU
 active. Each expert holds the neurons that matter most for any token, and a cluster of the others, of neurons that are
 active together (Zhang et al. 2022, MoEfication, arXiv 2110.01786). Weights of the two chosen experts add up to 1, so
 the common neurons count once; what an expert has alone is doubled. Routers begin as a regression of what each cluster
-contributes, and are then trained, with the experts' second matrices, to say what the dense model says. A run that was
-cut goes on from its last checkpoint.
+contributes, and are then trained to say what the dense model says. A run that was cut goes on from its last checkpoint.
 """
 
 import argparse
@@ -38,7 +37,8 @@ def main() -> None:
     parser.add_argument("--common", type=float, default=0.5, help="share of the neurons that every expert holds")
     parser.add_argument("--texts", type=int, default=40, help="texts from which neurons are clustered")
     parser.add_argument("--minutes", type=float, default=10.0)
-    parser.add_argument("--rate", type=float, default=1e-4)
+    parser.add_argument("--experts", action="store_true", help="train the experts' second matrices, too (7 GB)")
+    parser.add_argument("--rate", type=float, default=1e-3)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.manual_seed(0)
@@ -166,15 +166,15 @@ def router(x: Tensor, share: Tensor) -> Tensor:
 
 
 def train(mixture: Any, dense: Any, windows: list[Tensor], args: Any, spent: float, state: Path) -> None:
-    """Routers and the experts' second matrices, by what the dense model says next."""
+    """Routers, and the experts' second matrices where memory allows (`--experts`), by what the dense model says."""
     for name, weight in mixture.named_parameters():
-        weight.requires_grad_("mlp.gate" in name or "down_proj" in name)
+        weight.requires_grad_("mlp.gate" in name or (args.experts and "down_proj" in name))
     optimizer = torch.optim.AdamW([it for it in mixture.parameters() if it.requires_grad], lr=args.rate)
     order = random.Random(int(spent))
     step = 0
     while spent < 60 * args.minutes:
         begun = time.perf_counter()
-        batch = torch.stack(order.sample(windows, 2))
+        batch = order.choice(windows)[None]
         with torch.no_grad():
             said = dense(batch).logits.log_softmax(-1)
         ours = mixture(batch).logits.log_softmax(-1)

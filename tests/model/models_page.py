@@ -26,14 +26,18 @@ layout, a GGUF file, `owner/name` or `owner/name:FILE.gguf` of the hub, or a nam
 ## Families
 
 A family is one entry of data in `model/families.py`; each is tested against transformers. *Native*: the native decoder
-computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch, in every dtype but without
-`--quantize`. Encoders are refused by name.
+computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch in every dtype, and in 8 and 4 bits
+(`--quantize`, or as a checkpoint has them) with each matrix's product a native call. Encoders are refused by name.
+
+DeepSeek's latent attention (MLA) keeps one vector for each token and layer, which all heads share; what would make keys
+and values of it is multiplied into queries and results. Gemma 4 keeps keys and values of two shapes, and its last
+layers read those of others, so drafters that leave layers out are refused for it.
 
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
 float32. `ministral3` is served up to the length of its first training, where its rule for longer texts changes
-nothing. Of checkpoints that read pictures, too (`gemma3`, `mistral3`, `qwen3_vl`, `qwen3_5`), the text's model is
-served, without the tower. A setting or a tensor that would change the text is used or refused, never left out in
-silence. `paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
+nothing. Of checkpoints that read pictures, too (`gemma3`, `gemma4`, `mistral3`, `qwen3_vl`, `qwen3_5`), the text's
+model is served, without the tower. A setting or a tensor that would change the text is used or refused, never left out
+in silence. `paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
 
 Layers with a *state* read a text through numbers that do not grow with it: short convolutions, Mamba-2, the gated delta
 rule. Such a state may take many megabytes (Granite 4, Falcon-H1, Nemotron, Qwen3-Next, Qwen 3.5: 20 to 100). A text has
@@ -104,6 +108,8 @@ def departures(family: Family) -> str:
         "no feed-forward": family.feedless,
         "feed-forward layers of their own": family.apart,
         "gated attention": family.gated_attention,
+        "latent keys and values": family.latent,
+        "two sizes of heads, shared keys and values, embeddings by layer": family.varied,
         "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
         "q/k norms": family.qk_norm,
         "over all heads": family.whole_norm,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from paceline.model import store
+from paceline.model import parts, store
 from paceline.model.load import load_model
 from tests.tiny import tiny_checkpoint
 
@@ -45,7 +45,7 @@ def test_it_is_kept_beside_packed_weights(tmp_path: Path, monkeypatch: pytest.Mo
     base = tiny_checkpoint(tmp_path / "a", seed=1)
     monkeypatch.setattr(store, "MIN_STORED_BYTES", 0)
     monkeypatch.setattr(store, "FREE_DISK_BYTES", 0)
-    monkeypatch.setattr(store, "home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(parts, "home", lambda: tmp_path / "cache")
     model = load_model(base, dtype="bfloat16")
     if not model.packing.native:
         pytest.skip("packed weights are the native decoder's")

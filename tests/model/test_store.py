@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from paceline.core.errors import CheckpointError
-from paceline.model import store
+from paceline.model import parts, store
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
@@ -26,7 +26,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Every model is worth a file, in a directory of the test's own."""
     library()
     monkeypatch.setattr(store, "MIN_STORED_BYTES", 0)
-    monkeypatch.setattr(store, "home", lambda: tmp_path / "cache")
+    monkeypatch.setattr(parts, "home", lambda: tmp_path / "cache")
     return tmp_path / "cache" / "packed"
 
 
@@ -128,7 +128,7 @@ def test_a_bad_file_is_packed_again(
     elif damage == "part":
         raw = bytearray(bytes(raw).replace(b'"bytes": ', b'"bites": ', 1))
     elif damage == "layout":
-        raw = bytearray(bytes(raw).replace(b'"layout": 2', b'"layout": 0'))
+        raw = bytearray(bytes(raw).replace(b'"layout": 3', b'"layout": 0'))
     file.write_bytes(raw)
     file.chmod(0o666 if damage == "shared" else 0o600)
     with caplog.at_level(logging.WARNING):
@@ -175,7 +175,7 @@ def test_a_directory_that_cannot_be_written(
     checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setattr(store, "home", lambda: tmp_path / "file")
+    monkeypatch.setattr(parts, "home", lambda: tmp_path / "file")
     with caplog.at_level(logging.WARNING):
         assert torch.equal(logits(checkpoint), logits(checkpoint, cache=False))
     assert "not kept" in caplog.text

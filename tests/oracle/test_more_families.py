@@ -7,7 +7,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from paceline.core.errors import CheckpointError, RefusalError
+from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
@@ -140,7 +140,7 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
     torch.testing.assert_close(ours, expected, rtol=1e-4, atol=1e-4)
     if library() is not None:
         own = load(path, Case("gpt_oss"), "bfloat16")
-        assert {part.gate_up.c.bits for block in own.weights.blocks for part in block.ffn.experts} == {4}  # type: ignore[union-attr, attr-defined]
+        assert {part.gate_up.c.bits for block in own.weights.blocks for part in block.ffn.experts} == {4}  # type: ignore[union-attr]
         assert (feed(own, text(1), range(10), BLOCK, [7, 8]) - expected).abs().median() < 0.2
     name = "model.layers.0.mlp.experts.down_proj_blocks"
     save_file(packed | {name: packed[name][..., :8].contiguous()}, path / "model.safetensors", {"format": "pt"})
@@ -148,7 +148,24 @@ def test_mxfp4_experts(tmp_path: Path) -> None:
         load(path, Case("gpt_oss"))
 
 
-LOOSE = [name for name in MORE if name not in NATIVE]
+@pytest.mark.parametrize("name", ["gemma4-shared", "deepseek_v3"])
+def test_keys_of_several_shapes_move(name: str, tmp_path: Path) -> None:
+    """Packed and unpacked elsewhere, and moved, the text goes on as it was; bytes of another size are refused."""
+    path, tokens = write(tmp_path, CASES[name]), text(1)
+    one, other = load(path, CASES[name]), load(path, CASES[name])
+    whole = feed(one, tokens, range(10), BLOCK, [20])
+    packed = one.read([*range(20)])
+    assert len(packed) == 20 * one.kv_bytes_per_token
+    other.write([*range(40, 60)], packed)
+    other.move([*range(40, 60)], [*range(80, 100)])
+    rows = lay_out([Chunk(range(20, 30), 20, tokens[20:])], BLOCK)
+    torch.testing.assert_close(other.forward(rows).logits, whole[20:], rtol=1e-4, atol=1e-4)
+    with pytest.raises(InputError, match="bytes"):
+        other.write([0], packed)
+
+
+QUICK = ("lfm2", "deepseek_v2", "gemma4_text", "qwen3_next")
+LOOSE = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in MORE if name not in NATIVE]
 
 
 @pytest.mark.skipif(library() is None, reason="8 and 4 bits are the library's")

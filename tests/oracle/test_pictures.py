@@ -20,6 +20,20 @@ QWEN = {"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2, 
         "num_position_embeddings": 4, "deepstack_visual_indexes": []}  # fmt: skip
 KINDS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "gemma3": (tiny_config("gemma3", vocab=96, layers=3), SIZES | {"model_type": "siglip_vision_model"}),
+    "gemma4": (
+        tiny_config("gemma4_text", vocab=96, layers=3, layer_types=["sliding_attention", *["full_attention"] * 2])
+        | {"num_kv_shared_layers": 1},
+        {
+            "hidden_size": 16,
+            "intermediate_size": 16,
+            "num_hidden_layers": 1,
+            "num_attention_heads": 2,
+            "num_key_value_heads": 2,
+            "head_dim": 8,
+            "patch_size": 4,
+            "position_embedding_size": 64,
+        },
+    ),
     "mistral3": (
         tiny_config("mistral", vocab=96, layers=3, head_dim=8),
         SIZES | {"model_type": "pixtral", "head_dim": 8},

@@ -16,7 +16,8 @@ from paceline import AsyncLLM
 from paceline.serve import harmony
 from paceline.serve.chat import message
 from paceline.serve.settings import Settings
-from tests.serve.conftest import DEMO, PATIENCE_S, running
+from tests.patience import PATIENCE_S
+from tests.serve.conftest import DEMO, running
 from tests.serve.test_voices_live import TOOLS, answers, encode, saying
 
 TEMPLATE = (
@@ -134,13 +135,13 @@ def test_over_http(engine: AsyncLLM, client: OpenAI) -> None:
 
 def test_forms_that_are_wanted_have_a_message_of_their_own(engine: AsyncLLM, client: OpenAI) -> None:
     ask: dict[str, Any] = {"model": "tools", "messages": [{"role": "user", "content": "?"}], "max_tokens": 60}
-    named = {"type": "function", "function": {"name": "now"}}
-    made = client.chat.completions.create(**ask, tools=TOOLS, tool_choice=named).choices[0].message  # type: ignore[arg-type]
+    named: Any = {"type": "function", "function": {"name": "now"}}
+    made = client.chat.completions.create(**ask, tools=TOOLS, tool_choice=named).choices[0].message
     assert made.tool_calls is not None and made.tool_calls[0].function.name == "now"
     form: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": [12]}}}
     whole = client.chat.completions.create(**ask, response_format=form)
     plain = client.chat.completions.create(**ask)
     assert whole.choices[0].message.content == "12"
     assert whole.usage is not None and plain.usage is not None
-    opening = len(encode(engine, harmony.FINAL))
+    opening = len(encode(engine, harmony.FINAL_HEAD))
     assert whole.usage.prompt_tokens == plain.usage.prompt_tokens + opening

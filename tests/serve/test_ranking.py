@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import CheckpointError
-from paceline.model.families import FAMILIES, JUDGES, family_of
+from paceline.model.families import FAMILIES
+from paceline.model.recognise import JUDGES, family_of
 from tests.serve.http import post
 
 QUERY = "Tom has 3 apples and buys 4 more. How many has he?"

@@ -18,7 +18,8 @@ from tests.tiny import tiny_checkpoint
     [
         ("a" * 21, False), (" " * 21, False), ("\n" * 10_000_000, False), ("<a>" * 6 + " " * 1000, False),
         ("<b>" + " " * 1000 + "<a>", True), (" " * 1000 + "<a>", True), ("<b>" + "\t " * 1000, True),
-        ("<a>" + " " * 1000, False), (" " * 1000 + "<b>", False), ("<a>" + " " * 20 + "x" + " " * 20 + "<b>", False), ("<a>" + " " * 1000 + "<b>", False),
+        ("<a>" + " " * 1000, False), (" " * 1000 + "<b>", False), ("<a>" + " " * 20 + "x" + " " * 20 + "<b>", False),
+        ("<a>" + " " * 1000 + "<b>", False),
     ],
 )  # fmt: skip
 def test_blanks_count_but_where_a_token_takes_them(text: str, fits: bool) -> None:

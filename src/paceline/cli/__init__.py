@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from paceline.cli import cluster, load, train
+from paceline.cli import cluster, load, train, zoo
 from paceline.cli.options import EngineArgs, SamplingArgs, command, option
 from paceline.cli.route import RouteArgs, Shell
 from paceline.cli.serve import ServingArgs, check_environment
@@ -392,6 +392,7 @@ def simulate(
 
 app.add_typer(train.app, name="train")
 app.add_typer(cluster.app, name="cluster")
+app.add_typer(zoo.app, name="zoo")
 
 
 @app.command(epilog="Example: paceline route http://127.0.0.1:8000 http://127.0.0.1:8001 --planner hexgen --port 8100")

@@ -21,7 +21,7 @@ Engines = Annotated[int, option("Number of engines.", "Cluster", show_default=Tr
 HERE = "http://127.0.0.1:8000"
 SLOW_S = 3600.0
 """Longest wait for a cluster that drains or starts engines."""
-NOT_CLUSTERED = ("small", "lora")
+NOT_CLUSTERED = ("small", "lora", "zoo")
 """Options of an engine that a cluster does not serve."""
 NOT_SHARED = ("models", "index", "decision_log", "lora_root")
 """Settings of a server that a cluster does not serve."""

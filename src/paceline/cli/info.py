@@ -168,7 +168,7 @@ def weights_in(packing: "Packing", engine: EngineArgs) -> str:
     """The form of the linear layers in memory, in a word."""
     from paceline.model.linear import STORED
 
-    if packing.name == STORED:
+    if packing.name.startswith(STORED):
         return "own bits"
     return engine.dtype if engine.quantize in (None, "none") else str(engine.quantize)
 

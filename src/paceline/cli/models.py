@@ -54,14 +54,15 @@ def listed() -> None:
 def present_files() -> Iterator[tuple[str, int, str]]:
     """Name, bytes and place of pulled files, of models from the hub, and of packed weights."""
     from paceline.model.pull import models
-    from paceline.model.store import kept
+    from paceline.model.store import kept, parts_of
 
     for file in sorted(models().glob("*.gguf")):
         yield file.stem, file.stat().st_size, str(file)
     for repo in hub_models():
         yield repo.repo_id, repo.size_on_disk, str(repo.repo_path)
     for file in kept():
-        yield f"{file.stem.rpartition('-')[0]} (packed)", file.stat().st_size, str(file)
+        whole = file.stat().st_size + sum(parts_of(file).values())
+        yield f"{file.stem.rpartition('-')[0]} (packed)", whole, str(file)
 
 
 def hub_models() -> list[Any]:
@@ -78,6 +79,7 @@ def remove(name: str) -> None:
     """A pulled model and its packed weights, or packed weights alone ("packed": all of them)."""
     from huggingface_hub import scan_cache_dir
 
+    from paceline.model import store
     from paceline.model.pull import have
     from paceline.model.store import kept
 
@@ -88,8 +90,13 @@ def remove(name: str) -> None:
     repos = [repo for repo in hub_models() if repo.repo_id in wanted]
     if not files and not repos:
         raise CheckpointError(f"there is no model {name} to remove; paceline list shows what is here.")
-    freed = sum(file.stat().st_size for file in files) + sum(repo.size_on_disk for repo in repos)
+    freed = sum(repo.size_on_disk for repo in repos)
+    packed = {*kept()}
     for file in files:
+        if file in packed:
+            freed += store.remove(file)
+            continue
+        freed += file.stat().st_size
         file.unlink()
     revisions = [revision.commit_hash for repo in repos for revision in repo.revisions]
     if revisions:
@@ -125,7 +132,8 @@ def pack(engine: EngineArgs) -> None:
     started = perf_counter()
     if store.opened(where) is None:
         pack_to(path, spec, packing, where)
-    typer.echo(f"{where}: {gigabytes(where.stat().st_size)}, {perf_counter() - started:.1f} s, {peak()}")
+    size = where.stat().st_size + sum(store.parts_of(where).values())
+    typer.echo(f"{where}: {gigabytes(size)}, {perf_counter() - started:.1f} s, {peak()}")
 
 
 def peak() -> str:

@@ -29,7 +29,7 @@ def sizes(path: Path) -> dict[str, Any]:
 
     from paceline.model.checkpoint import read_config
     from paceline.model.decoder import kv_bytes
-    from paceline.model.footprint import footprint, layer_matrices
+    from paceline.model.footprint import absorbed_numbers, footprint, layer_matrices, token_numbers
     from paceline.model.load import form, suited
 
     spec = read_config(path)
@@ -40,7 +40,7 @@ def sizes(path: Path) -> dict[str, Any]:
             taken[name] = footprint(spec, packing, 2, 2, 1).weights
         except RefusalError:
             taken[name] = None
-    tables = spec.vocab * spec.hidden * (1 if spec.tied else 2)
+    tables = spec.vocab * spec.hidden * (1 if spec.tied else 2) + token_numbers(spec) + absorbed_numbers(spec)
     each = [[o * i for o, i in layer_matrices(spec, layer)] for layer in spec.layers]
     return {
         "family": spec.family,

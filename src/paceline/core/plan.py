@@ -11,7 +11,7 @@ from paceline.core.request import Request
 LAG = 64
 """Rows by which a drafter's K/V may lag the text while others draft."""
 TOLD_ROWS = 512
-"""Most rows of prompts in a step whose log-probabilities are told: each has logits over the vocabulary."""
+"""Maximum rows of prompts in a step whose log-probabilities are wanted: each has logits over the vocabulary."""
 PROMPT_RESERVE_ROWS = 16
 """Rows that decodes and nodes leave to waiting prompts, if the prompts need that many: prompts never starve."""
 

@@ -92,7 +92,9 @@ class EarlyExit(ModelDrafter):
         for g in leaving:
             text = [*g.ask.request.tokens[: g.known], *g.tokens]
             slots = g.ask.txn.lease.slots(g.reach, len(text))
-            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, **placed(g.ask.request.layout, g.reach))
+            placing = placed(g.ask.request.layout, g.reach)
+            slot = g.ask.request.adapter_slot
+            builder.add(text[g.reach :], slots, g.ask.txn.table, g.reach, adapter=slot, **placing)
             g.reach = len(text)
         taps = tuple(sorted({tap for g in leaving for tap in g.below}))
         rows = builder.build(self.model.device, taps)

@@ -27,12 +27,13 @@ from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles
 from paceline.model.blocks import Block, FeedForward, SelfAttention
 from paceline.model.checkpoint import Tensors, open_tensors, read_config, read_json
-from paceline.model.families import FAMILIES, text_config
+from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
 from paceline.model.footprint import Footprint
 from paceline.model.linear import Linear, Packing, plain
 from paceline.model.loader import Loader
 from paceline.model.norms import Norm
+from paceline.model.recognise import text_config
 from paceline.model.spec import Attention, Dense, Layer, ModelSpec, Rope
 
 MTP = "mtp"

@@ -7,6 +7,9 @@ A request keeps the version that it began with: an adapter that is unloaded or r
 with its last request. Where there are too many, idle ones leave memory, the one unused for longest first; their names
 stay, and the next request reads them again. Where all are in use, a request waits and has not arrived yet, as far as
 decisions see: its turn comes when another adapter is idle.
+
+Fine-tunes and chains of them (engine/zoo.py) are adapters, too, which put whole layers in place of the model's. A chain
+that nobody has named before is put together when the first request names it.
 """
 
 import logging
@@ -17,6 +20,10 @@ from typing import Any, Protocol
 
 from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
 from paceline.core.request import Request
+from paceline.engine.zoo import MOST_CHAINS, Zoo
+from paceline.model.blockzoo import located
+from paceline.model.chain import Chain, is_chain, read_chain, shown
+from paceline.model.chained import ChainWeights
 from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
 
 log = logging.getLogger("paceline")
@@ -50,7 +57,8 @@ class LoadedAdapter:
     """A version of an adapter."""
 
     name: str
-    path: Path
+    path: Path | Chain
+    """Where it lies, or of which layers it is."""
     digest: str
     rank: int
     slot: int = 0
@@ -80,6 +88,8 @@ class Adapters:
         """What each of them waits for: also when it is unloaded meanwhile."""
         self.loads = self.unloads = 0
         self._uses = 0
+        self.zoo: Zoo | None = None
+        """Fine-tunes of the model, where it has some."""
 
     @property
     def table(self) -> TableOfSlots:
@@ -95,10 +105,56 @@ class Adapters:
     @property
     def running(self) -> list[str]:
         """Names of those that requests are computed with now."""
-        return sorted(each.name for each in (*self.named.values(), *self.leaving) if each.users)
+        return sorted(each.name for each in self._all() if each.users)
 
-    def read(self, path: Path) -> LoraWeights:
+    @property
+    def places(self) -> dict[str, str]:
+        """{name: where it lies, or its layers}, but for chains that are named by their layers."""
+        found = sorted(self.named.items())
+        return {n: shown(it.path) if isinstance(it.path, tuple) else str(it.path) for n, it in found if not is_chain(n)}
+
+    def serves(self, name: str) -> bool:
+        """May a request name this?"""
+        return name in self.named or (self.zoo is not None and is_chain(name))
+
+    def knows(self, name: str) -> bool:
+        """Is this an adapter, a fine-tune, or the base's own name in chains?"""
+        return name in self.named or (self.zoo is not None and name in self.zoo.models)
+
+    def parts(self, digest: str) -> bool:
+        """Is what has this digest made of layers of its own?"""
+        return any(each.digest == digest for each in self._all() if isinstance(each.path, tuple))
+
+    def _all(self) -> tuple[LoadedAdapter, ...]:
+        return *self.named.values(), *self.leaving
+
+    def chain(self, name: str) -> LoadedAdapter:
+        """Serve a chain under its own name. InputError for one that cannot be; CapacityError where too many are in
+        use."""
+        assert self.zoo is not None
+        chain = read_chain(name)
+        given = {link.model for link in chain} - self.zoo.models.keys()
+        loras = {it: path for it in given if it in self.named and isinstance(path := self.named[it].path, Path)}
+        made = self.zoo.composed(chain, {it: self.lora(path) for it, path in loras.items()})
+        known = [it for it in self.named.values() if is_chain(it.name)]
+        if len(known) >= MOST_CHAINS:
+            idle = [it for it in known if not it.users and not it.waiters]
+            if not idle:
+                raise CapacityError(f"{len(known)} chains are in use; try again later.")
+            self.remove(min(idle, key=lambda it: it.used).name)
+        self.enter(name, chain, made)
+        return self.named[name]
+
+    def read(self, path: Path | Chain) -> LoraWeights | ChainWeights:
         """An adapter's weights, checked against the model."""
+        if isinstance(path, Path):
+            return self.lora(path)
+        assert self.zoo is not None
+        loras = {link.model: self.named[link.model].path for link in path if link.model not in self.zoo.models}
+        return self.zoo.composed(path, {it: self.lora(at) for it, at in loras.items() if isinstance(at, Path)})
+
+    def lora(self, path: Path) -> LoraWeights:
+        """A pair of factors for each linear layer, from a directory or a file."""
         if not hasattr(self.model, "adapt"):
             raise RefusalError("This model cannot have adapters.")
         return read_lora(path, self.model.spec, self.max_rank)
@@ -110,10 +166,12 @@ class Adapters:
         if name in self.named and not replace:
             raise InputError(f"The adapter {name!r} is loaded already; unload it first, or load it in place.")
 
-    def enter(self, name: str, path: Path, weights: LoraWeights, replace: bool = False) -> None:
+    def enter(self, name: str, path: Path | Chain, weights: LoraWeights | ChainWeights, replace: bool = False) -> None:
         """Serve an adapter under this name; where those in use leave no room, its first request reads it. CapacityError
         where there is never room; nothing has changed then."""
         self.check_name(name, replace)
+        if isinstance(path, Path) and is_chain(name):
+            raise InputError(f"{name[:40]!r} cannot be the name of an adapter: it is that of a chain.")
         known = self.named.get(name)
         if known is not None and known.digest == weights.digest:
             known.path = path
@@ -145,6 +203,8 @@ class Adapters:
         if not name:
             return tenant, "", 0
         found = self.named.get(name)
+        if found is None and self.serves(name):
+            found = self.chain(name)
         if found is None:
             known = ", ".join(sorted(self.named)) or "none"
             raise NoAdapterError(f"There is no adapter {name[:100]!r} here; known: {known}.")
@@ -183,7 +243,7 @@ class Adapters:
 
     def by_digest(self, digest: str, tenant: str) -> int:
         """The slot of an adapter for a request that comes from elsewhere. InputError where it is not here."""
-        found = next((each for each in (*self.named.values(), *self.leaving) if each.digest == digest), None)
+        found = next((each for each in self._all() if each.digest == digest), None)
         if found is None:
             raise InputError(f"The parked request needs the adapter with digest {digest[:32]}; load it first.")
         try:
@@ -207,7 +267,7 @@ class Adapters:
         if request.adapter_slot:
             self._of(request.adapter_slot).users.add(request.id)
         elif request.adapter and request.id not in self._wanted:
-            every = (*self.named.values(), *self.leaving)
+            every = self._all()
             self._wanted[request.id] = mine = next(each for each in every if each.digest == request.adapter)
             mine.waiters.add(request.id)
 
@@ -246,21 +306,33 @@ class Adapters:
             self._evict(it)
 
     def _of(self, slot: int) -> LoadedAdapter:
-        return next(each for each in (*self.named.values(), *self.leaving) if each.slot == slot)
+        return next(each for each in self._all() if each.slot == slot)
 
-    def _install(self, it: LoadedAdapter, weights: LoraWeights) -> None:
-        here = [each for each in (*self.named.values(), *self.leaving) if each.slot]
+    def _put(self, slot: int, weights: LoraWeights | ChainWeights) -> int:
+        """Weights into a slot; how many bytes are taken."""
+        if isinstance(weights, LoraWeights):
+            return self.table.install(slot, weights)
+        self.model.chains.install(slot, weights)
+        return 0 if weights.delta is None else self.table.install(slot, weights.delta)
+
+    def _take_out(self, slot: int) -> None:
+        self.table.remove(slot)
+        if self.zoo is not None:
+            self.model.chains.remove(slot)
+
+    def _install(self, it: LoadedAdapter, weights: LoraWeights | ChainWeights) -> None:
+        here = [each for each in self._all() if each.slot]
         while len(here) >= self.most:
             here.remove(self._make_room(here, it.name, f"{len(here)} adapters are in memory, all in use"))
         taken = {each.slot for each in here}
         slot = next(number for number in range(1, self.most + 2) if number not in taken)
-        size = self.table.install(slot, weights)
+        size = self._put(slot, weights)
         try:
             while self.memory is not None and self.bytes > self.memory:
                 why = f"it takes {size:,} bytes, and adapters may take {self.memory:,}"
                 here.remove(self._make_room(here, it.name, why))
         except CapacityError:
-            self.table.remove(slot)
+            self._take_out(slot)
             raise
         it.slot = slot
         self.loads += 1
@@ -278,7 +350,7 @@ class Adapters:
 
     def _evict(self, it: LoadedAdapter) -> None:
         if it.slot:
-            self.table.remove(it.slot)
+            self._take_out(it.slot)
             it.slot = 0
 
 
@@ -287,14 +359,14 @@ def kv_name(tenant: str, digest: str) -> str:
     return f"{tenant}{ADAPTER_KEY}{digest}"
 
 
-def adapters_of(named: Mapping[str, str | Path] | Sequence[str]) -> dict[str, Path]:
+def adapters_of(named: Mapping[str, str | Path] | Sequence[str], option: str = "lora") -> dict[str, Path]:
     """{name: directory} of an option: such a mapping, or texts NAME=DIR. InputError for what is none."""
     if isinstance(named, Mapping):
-        return {str(name): Path(path).expanduser() for name, path in named.items()}
+        return {str(name): located(path) for name, path in named.items()}
     found = dict[str, Path]()
     for text in named:
         name, sign, path = str(text).partition("=")
         if not (name and sign and path) or name in found or "\0" in path:
-            raise InputError(f"lora is {text!r}, but NAME=DIR is expected, and each name once.")
-        found[name] = Path(path).expanduser()
+            raise InputError(f"{option} is {text!r}, but NAME=DIR is expected, and each name once.")
+        found[name] = located(path)
     return found

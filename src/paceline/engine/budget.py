@@ -18,6 +18,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.gpu import room_for_blocks
 from paceline.engine.options import Options
 from paceline.engine.ranks import part_of
+from paceline.engine.tunes import zoo_bytes
 from paceline.model.checkpoint import DTYPES, read_config
 from paceline.model.footprint import Footprint
 from paceline.model.linear import unfused
@@ -43,7 +44,7 @@ UNITS: dict[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 
 
 def planner_of(options: Options, path: Path, draft: Path | None = None, kind: str = DRAFT) -> BudgetPlanner:
-    """Who decides about the budget of this pair, from its headers and from what earlier starts have measured and
+    """Planner for the budget of this pair, from its headers and from what earlier starts have measured and
     learned. A draft that only `auto` would use may be left out."""
     name = options.drafter if isinstance(options.drafter, str) else "user" if options.drafter else "auto"
     own = draft is None and holds_head(path)
@@ -67,7 +68,7 @@ def planner_of(options: Options, path: Path, draft: Path | None = None, kind: st
 
 
 def drafters(options: Options, name: str, have: set[str]) -> dict[str, DrafterFacts]:
-    """Those that the engine would choose from: all that work with what it has."""
+    """Drafters that the engine would choose from: all that work with what it has."""
     found, rule = dict[str, DrafterFacts](), VERIFIERS.card(options.verifier)
     for arm in DRAFTERS.card(name).arms or (() if name in ("none", "user") else (name,)):
         card = DRAFTERS.card(arm)
@@ -155,7 +156,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
     rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
-    rest += lora_bytes(options)
+    rest += lora_bytes(options) + zoo_bytes(options, path, packing.dtype.itemsize)
     longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)

@@ -30,6 +30,7 @@ from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.ranks import check_ranks, cut
 from paceline.engine.text import Text
+from paceline.engine.tunes import load_zoo
 from paceline.model.catalogue import CATALOGUE, recommended
 from paceline.model.checkpoint import read_config, resolve
 from paceline.model.decoder import Decoder
@@ -225,7 +226,8 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
     """How `load_model` is to lay out a model of these options."""
     return {
         "dtype": options.dtype, "quantize": quantize, "kv_dtype": options.kv_dtype, "device": options.device,
-        "cache": options.weights_cache, "late": options.late_weights and options.overlap == "none",
+        "cache": options.weights_cache,
+        "late": options.late_weights and options.overlap == "none" and not options.zoo,
     }  # fmt: skip
 
 
@@ -237,6 +239,9 @@ def load_adapters(engine: Engine, options: Options) -> None:
         made.enter(name, path, made.read(path))
     if made.named:
         log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
+    if options.zoo:
+        form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
+        load_zoo(made, cast(Decoder, engine.model), options, Path(str(paths(options)[0])).name, form)
 
 
 def start(engine: Engine, options: Options) -> None:
@@ -304,6 +309,8 @@ def check_options(options: Options) -> None:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
     check_experts(options)
     check_ranks(options)
+    if options.substitute and not options.zoo:
+        raise InputError("substitute is given, but there is no zoo whose layers it could be about; give both.")
     policy(options.eviction)
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)

@@ -156,6 +156,16 @@ class Options(StepOptions):
         _any("An adapter (LoRA) of the model, NAME=DIR, in PEFT's layout or a GGUF file; requests name it as their "
              "model. In Python also {name: directory}.", "--lora"),
     ] = ()  # fmt: skip
+    zoo: Annotated[
+        tuple[str, ...],
+        _any("A fine-tune of the model, NAME=DIR, that shares with it what is equal; requests name it as their model, "
+             "or a chain of layers such as a[0:12]+b[12:24]. In Python also {name: directory}.", "--zoo"),
+    ] = ()  # fmt: skip
+    substitute: Annotated[
+        tuple[str, ...],
+        _any("Let the model's layers take the place of a fine-tune's where this report of paceline zoo compare found "
+             "them equivalent: the fine-tune's text changes within the report's bound.", "--substitute"),
+    ] = ()  # fmt: skip
     max_loras: Annotated[int, _serving("Most adapters in memory at one time; idle ones go, and are read again.")] = 16
     lora_memory: Annotated[
         str | int | None, _serving("Bytes for all adapters in memory, such as 512M. Default: max_loras alone limits.")
@@ -176,9 +186,9 @@ class Options(StepOptions):
     memory: Annotated[
         str | int | None,
         _any("Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, such as 2G "
-             "or 512M. Where it is short, row_budget, max_requests and nodes shrink. Default: what weights and scratch "
-             "take, and a K/V cache of up to a quarter of the free memory, no more than max_requests full contexts can "
-             "use."),
+             "or 512M. Where it is short, rows, requests and drafts shrink and a draft model may be left out, as is "
+             "predicted to be fastest. Default: what weights and scratch take, and a K/V cache of up to a quarter of "
+             "the free memory, no more than max_requests full contexts can use."),
     ] = None  # fmt: skip
     blocks: Annotated[int | None, _any("Blocks of the K/V cache. Default: as many as memory leaves room for.")] = None
     weights_cache: Annotated[
@@ -215,6 +225,8 @@ class EngineOptions(TypedDict, total=False):
     max_model_len: int | None
     chat_template: Path | str | None
     lora: "Sequence[str] | Mapping[str, str | Path]"
+    zoo: "Sequence[str] | Mapping[str, str | Path]"
+    substitute: "Sequence[str | Path]"
     max_loras: int
     lora_memory: str | int | None
     tensor_parallel: int

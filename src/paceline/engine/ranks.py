@@ -28,6 +28,7 @@ def check_ranks(options: Options) -> None:
         "expert_parallel": options.expert_parallel > 1,
         "kv_dtype int8": options.kv_dtype == "int8",
         "lora": bool(options.lora),
+        "zoo": bool(options.zoo),
         "schedule layered": options.schedule == "layered",
         f"overlap {options.overlap}": options.overlap != "none",
         "quantize on a CPU": options.quantize not in (None, "none") and options.device == "cpu",

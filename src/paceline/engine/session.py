@@ -84,7 +84,8 @@ class Session:
         for request in requests:
             self.judge.sampler.admit(request)
             runs = "run" in self.model.abilities
-            request.judge_free = runs and self.judge.judge_free(request)
+            whole = not (request.adapter and self.adapters.parts(request.adapter))  # a run is of one set of weights
+            request.judge_free = runs and whole and self.judge.judge_free(request)
         self.stoppers.update(stoppers)
         self.requests.update({request.id: request for request in requests})
         for request in requests:

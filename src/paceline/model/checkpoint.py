@@ -12,15 +12,18 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model import checks, gguf, pages
+from paceline.model.blockzoo import MANIFEST, SMALL_TENSORS, located, member_at, tensor_digest
 from paceline.model.catalogue import CATALOGUE
-from paceline.model.families import FAMILIES, family_of, text_config
+from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX, Names
 from paceline.model.groups import Groups
 from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
 from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
+from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
+from paceline.model.recognise import family_of, text_config
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import expert_part
 
@@ -34,7 +37,7 @@ SHARD_INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 def resolve(model: str | Path, revision: str | None = None, token: str | None = None) -> Path:
     """The local directory of a path or hub id, downloaded if need be."""
-    path = Path(model).expanduser()
+    path = located(model)
     if path.suffix == ".gguf":
         return gguf.resolve(str(model), revision, token)
     if path.is_dir():
@@ -108,7 +111,7 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
     from transformers import CONFIG_MAPPING
 
     try:
-        config = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(raw))
+        config: Any = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(raw))
     except Exception as error:  # validation raises many types, none of them ours to tell apart
         reason = " ".join(str(error).split())
         raise CheckpointError(
@@ -117,7 +120,7 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         ) from None
     try:
         if FAMILIES[raw["model_type"]].varied:
-            config.allow_global_per_layer_attribute_access = True  # what differs is read by layer
+            config = by_layer(config)
         checks.check(config)
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:
@@ -202,18 +205,17 @@ class Tensors:
         """Names in the files, of tensors that have another one here."""
         self.place: dict[str, str] = {}
         pictures = text_config(config) is not config
-        for file, handle in self.files.items():
-            for theirs in handle.keys():  # noqa: SIM118
-                name = of_text(theirs) if pictures else theirs
-                if name is None or of_further(name, text_config(config)):
-                    continue
-                if name != theirs:
-                    self.stored_as[name] = theirs
-                if name in self.place:
-                    raise CheckpointError(
-                        f"tensor {name} is both in {self.place[name]} and in {file} of {path}; keep the right one."
-                    )
-                self.place[name] = file
+        for file, known, theirs in self.names():
+            name = of_text(known) if pictures else known
+            if name is None or of_further(name, text_config(config)):
+                continue
+            if name != theirs:
+                self.stored_as[name] = theirs
+            if name in self.place:
+                raise CheckpointError(
+                    f"tensor {name} is both in {self.place[name]} and in {file} of {path}; keep the right one."
+                )
+            self.place[name] = file
         family = FAMILIES.get(str(text_config(config).get("model_type")))
         self.predicts = family is not None and family.mtp
         """May it hold a layer for further tokens?"""
@@ -221,6 +223,12 @@ class Tensors:
         self.read: list[Tensor] = []
         self.scheme = scheme_of(text_config(config))
         self.word = "" if self.scheme is None else self.scheme.word
+
+    def names(self) -> Iterator[tuple[str, str, str]]:
+        """(file, name of a tensor, its name in the file)"""
+        for file, handle in self.files.items():
+            for name in handle.keys():  # noqa: SIM118
+                yield file, name, name
 
     def shards(self) -> list[str]:
         if (self.path / SHARD_INDEX).exists():
@@ -362,9 +370,52 @@ class Tensors:
         return sum((self.path / file).stat().st_size for file in self.files)
 
 
+class ZooTensors(Tensors):
+    """Tensors of a model in a zoo (blockzoo.py). CheckpointError for a matrix that its digest does not match."""
+
+    def __init__(self, path: Path) -> None:
+        self.member = member_at(path)
+        self.blob = {f"../../blobs/{digest}": digest for digest in self.member.tensors.values()}
+        super().__init__(path)
+
+    def shards(self) -> list[str]:
+        return [SMALL_TENSORS, *self.blob]
+
+    def names(self) -> Iterator[tuple[str, str, str]]:
+        for name in self.files[SMALL_TENSORS].keys():  # noqa: SIM118
+            yield SMALL_TENSORS, name, name
+        for name, digest in self.member.tensors.items():
+            yield f"../../blobs/{digest}", name, "it"
+
+    def open(self, file: Path) -> Any:
+        if not file.exists():
+            raise CheckpointError(f"{self.path.name} in the zoo lacks {file.name}; add the model again.")
+        return super().open(file)
+
+    def stored(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
+        tensor = super().stored(name, shape)
+        whole, _ = of_stack(name)
+        digest = self.blob.get(self.place[whole])
+        if digest is not None and tensor_digest(self.read[-1]) != digest:
+            raise CheckpointError(
+                f"{whole} of {self.path.name} in the zoo is damaged: its bytes do not match the digest {digest[:12]}; "
+                "remove the models that have it and add them again."
+            )
+        return tensor
+
+    def paths(self) -> list[Path]:
+        return [self.path / name for name in ("config.json", MANIFEST, SMALL_TENSORS)]
+
+
 def open_tensors(path: Path) -> "Tensors | gguf.GgufTensors":
     """The weights of a checkpoint, whatever its format."""
-    return once(path, lambda: gguf.GgufTensors(path) if path.suffix == ".gguf" else Tensors(path))
+
+    def opened() -> "Tensors | gguf.GgufTensors":
+        if path.suffix == ".gguf":
+            return gguf.GgufTensors(path)
+        return ZooTensors(path) if (path / MANIFEST).is_file() else Tensors(path)
+
+    return once(path, opened)
 
 
 DTYPES = {

@@ -32,6 +32,7 @@ from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
     from paceline.core.proposer import Continuation, Proposer
+    from paceline.model.chained import ChainTable
     from paceline.model.gpu.graphs import Graphs
     from paceline.model.gpu.loops import Draw
     from paceline.model.native_adapters import NativeAdapters
@@ -52,6 +53,9 @@ class Weights:
     head: Linear
     bytes: int
     """Bytes that one pass reads: layers, norms and head, but not the rows of the embedding."""
+    sections: tuple[str, ...] = ()
+    """Digests of what the checkpoint has of the embedding, of each layer, and of final norm and head: what has equal
+    ones in two models of one shape is equal."""
     tokens: TokenInputs | None = None
     """What layers have of a token's own."""
 
@@ -75,6 +79,7 @@ class Decoder:
         self.spec, self.weights, self.packing, self.attend_type = spec, weights, packing, attend
         self.dtype, self.compute = packing.dtype, packing.compute
         self.adapters: AdapterTable | NativeAdapters | None = None
+        self.chains: ChainTable | None = None
         self.device = weights.norm.weight.device
         self.vocab_size, self.max_len, self.width = spec.vocab, spec.max_len, spec.hidden
         self.taps: tuple[str, ...] = ()
@@ -151,6 +156,14 @@ class Decoder:
             self.draw = draw
             self.abilities |= {"run", "chain"}
 
+    def alike(self, weights: Weights, identity: str) -> "Decoder":
+        """Decoder of this shape with other weights."""
+        return Decoder(self.spec, weights, self.packing, self.attend_type, identity=identity)
+
+    def take_adapters(self, other: "Decoder") -> None:
+        """Add what another one's adapters add: its rows may have them."""
+        self.adapters = other.adapters
+
     def allocate(self, blocks: int, block_size: int) -> None:
         spec, self.block_size = self.spec, block_size
         self.states = States(blocks, block_size, self.device, self.replay)
@@ -169,6 +182,11 @@ class Decoder:
                 mixers = [self.weights.blocks[index].attention for index in layers]
                 attend.sinks = [it.sinks if isinstance(it, SelfAttention) else None for it in mixers]
             self.pools.append(attend)
+
+    def share_pool(self, other: "Decoder") -> None:
+        """Keep keys and values where another one does, and draft as it does."""
+        self.pools, self.states, self.rotaries, self._lent = other.pools, other.states, other.rotaries, other._lent
+        self.narrowed, self.drafts = other.narrowed, other.drafts
 
     @torch.inference_mode()
     def move(self, source: list[int], target: list[int]) -> None:
@@ -224,8 +242,12 @@ class Decoder:
             raise InputError(f"There is no hidden state {tap!r}; this model has {', '.join(sorted(self.places))}.")
         return -1 - FINAL_NORM_TAPS.index(tap) if tap in FINAL_NORM_TAPS else int(tap.removeprefix("input:"))
 
-    @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:
+        return self.computed(rows) if self.chains is None else self.chains.forward(rows)
+
+    @torch.inference_mode()
+    def computed(self, rows: Rows) -> Out:
+        """As `forward`, all rows by these weights."""
         self.check(rows)
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # whose kernels Triton launches; each thread has its own
@@ -392,7 +414,7 @@ def unpacked(packed: bytes, shape: tuple[int, ...], dtype: torch.dtype) -> Tenso
 
 
 def check_bytes(packed: bytes, need: int) -> None:
-    """InputError unless packed K/V has so many bytes."""
+    """InputError unless packed K/V has `need` bytes."""
     if len(packed) != need:
         raise InputError(f"The packed K/V has {len(packed)} bytes, but {need} are expected: it is another model's.")
 

@@ -1,18 +1,13 @@
 """The families that are served: one entry of data each.
 
-This is the only file that knows families by name. A new family that is a decoder is one entry here;
+This file and recognise.py know families by name. A new family that is a decoder is one entry here;
 if it needs something no other has, that becomes a field of `Family` and of ModelSpec. `read_spec.py` reads a config by
 this data.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from difflib import get_close_matches
-from typing import Any
 
-from paceline.core.errors import CheckpointError
 from paceline.model.family import BACKBONE, HYBRID_NAMES, Family, MambaFields, Mixed, Names
-from paceline.model.quantised import scheme_of
 
 GEMMA_NAMES = Names(
     attention_post_norm="post_attention_layernorm",
@@ -90,6 +85,15 @@ QWEN35 = Family(
     mtp=True,
 )
 DEEPSEEK_NAMES = Names(shared="mlp.shared_experts.", correction="mlp.gate.e_score_correction_bias")
+DEEPSEEK_EXPERTS = Mixed(
+    count="n_routed_experts",
+    shared_count="n_shared_experts",
+    first="first_k_dense_replace",
+    score="sigmoid",
+    corrected=True,
+    groups=("n_group", "topk_group"),
+    scale="routed_scaling_factor",
+)
 DEEPSEEK_V3 = Family(
     "DeepseekV3ForCausalLM",
     names=DEEPSEEK_NAMES,
@@ -98,15 +102,7 @@ DEEPSEEK_V3 = Family(
     latent=True,
     interleaved="rope_interleave",
     beyond="num_nextn_predict_layers",
-    experts=Mixed(
-        count="n_routed_experts",
-        shared_count="n_shared_experts",
-        first="first_k_dense_replace",
-        score="sigmoid",
-        corrected=True,
-        groups=("n_group", "topk_group"),
-        scale="routed_scaling_factor",
-    ),
+    experts=DEEPSEEK_EXPERTS,
 )
 FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
@@ -245,15 +241,7 @@ FAMILIES: dict[str, Family] = {
         qkv_bias="attention_bias",
         qk_norm="use_qk_norm",
         beyond="num_nextn_predict_layers",
-        experts=Mixed(
-            count="n_routed_experts",
-            shared_count="n_shared_experts",
-            first="first_k_dense_replace",
-            score="sigmoid",
-            corrected=True,
-            groups=("n_group", "topk_group"),
-            scale="routed_scaling_factor",
-        ),
+        experts=DEEPSEEK_EXPERTS,
     ),
     "ernie4_5_moe": Family(
         "Ernie4_5_MoeForCausalLM",
@@ -334,15 +322,7 @@ FAMILIES: dict[str, Family] = {
     "glm4_moe_lite": replace(
         DEEPSEEK_V3,
         architecture="Glm4MoeLiteForCausalLM",
-        experts=Mixed(
-            count="n_routed_experts",
-            shared_count="n_shared_experts",
-            kinds="mlp_layer_types",
-            score="sigmoid",
-            corrected=True,
-            groups=("n_group", "topk_group"),
-            scale="routed_scaling_factor",
-        ),
+        experts=replace(DEEPSEEK_EXPERTS, first="", kinds="mlp_layer_types"),
     ),
     "gemma4_text": Family(
         "Gemma4ForCausalLM",
@@ -509,55 +489,3 @@ FAMILIES: dict[str, Family] = {
         ungated=True,
     ),
 }
-
-
-JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
-"""Ends of the names of architectures whose head is no language model's."""
-
-
-WITH_PICTURES = frozenset(("gemma3", "gemma4", "mistral3", "qwen3_vl", "qwen3_5"))
-"""Model types of which the text's part is served: pictures are refused."""
-FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
-"""Keys next to `text_config` that apply to the text."""
-
-
-def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the text's model in that of one that reads pictures, too; else the config itself."""
-    inner = config.get("text_config")
-    if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
-        return config
-    kind = inner.get("model_type") or {
-        "gemma3": "gemma3_text",
-        "gemma4": "gemma4_text",
-        "qwen3_vl": "qwen3_vl_text",
-        "qwen3_5": "qwen3_5_text",
-    }.get(config["model_type"], "mistral")
-    return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
-
-
-def family_of(config: Mapping[str, Any]) -> Family:
-    """The family of a raw config.json; CheckpointError names what is refused and why."""
-    kind = config.get("model_type")
-    scheme_of(config)
-    for name in map(str, config.get("architectures") or ()):
-        if name.endswith(JUDGES):
-            raise CheckpointError(
-                f"{name} has a head that judges texts (a classifier, a cross-encoder), which is not computed; use a "
-                "checkpoint that generates text."
-            )
-    if kind in FAMILIES:
-        return FAMILIES[kind]
-    if kind in WITH_PICTURES:
-        raise CheckpointError(
-            f"config.json of {kind}, which reads pictures, has no text_config, whose model is the part that is served; "
-            "download it again, or use a checkpoint of text alone."
-        )
-    near = get_close_matches(str(kind), FAMILIES, 1, 0.5)
-    nearest = f"the nearest that is served is {near[0]}; " if near else ""
-    supported = f"{nearest}supported model types are {', '.join(FAMILIES)}"
-    if "moe" in str(kind) or any(config.get(f) for f in ("num_local_experts", "num_experts", "n_routed_experts")):
-        raise CheckpointError(f"{kind} is a mixture of experts (MoE) of a kind that is not served; {supported}.")
-    if "auto_map" in config:
-        raise CheckpointError(f"{kind} needs remote code, which is never run; {supported}.")
-    name = ", ".join(config.get("architectures") or ["an unnamed architecture"])
-    raise CheckpointError(f"{name} (model type {kind}) is not supported; {supported}.")

@@ -125,7 +125,7 @@ class Mixed:
     """Values of `topk_method`, and whether experts are then chosen by groups."""
     group_best: int = 2
     enabled: str = ""
-    """Config field that says whether there are mixtures, which then stand beside the dense parts."""
+    """Config field that says whether there are mixtures, which then stand next to the dense parts."""
 
 
 @dataclass(frozen=True, slots=True)

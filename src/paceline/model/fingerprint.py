@@ -11,26 +11,32 @@ from paceline.model.spec import ModelSpec
 
 
 class Fingerprint:
-    """SHA-256 over tensors in the order in which a checkpoint gives them, before they are packed: packed layouts
+    """SHA-256 of each tensor in the order in which a checkpoint gives them, before they are packed: packed layouts
     differ between machines, and some cannot be read back."""
 
     def __init__(self) -> None:
-        self._hash = hashlib.sha256()
+        self.parts: list[str] = []
+        """Digest of each, with its name."""
 
     def add(self, name: str, *tensors: Tensor | None) -> None:
         """Tensors of one name; None stands for a part that is not there."""
-        self._hash.update(name.encode())
+        part = hashlib.sha256(name.encode())
         for tensor in tensors:
             if tensor is None:
-                self._hash.update(b"none")
+                part.update(b"none")
                 continue
-            self._hash.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
+            part.update(f"{tensor.dtype}{list(tensor.shape)}".encode())
             flat = tensor.detach().cpu().contiguous().view(-1)
-            self._hash.update(flat.view(torch.uint8).numpy().data if len(flat) else b"")
+            part.update(flat.view(torch.uint8).numpy().data if len(flat) else b"")
+        self.parts.append(part.hexdigest())
 
     def digest(self) -> str:
         """64 hexadecimal digits."""
-        return self._hash.hexdigest()
+        return self.since(0)
+
+    def since(self, count: int, *more: object) -> str:
+        """That of all but the first `count` parts, and of what else there is to say."""
+        return hashlib.sha256(repr((self.parts[count:], *more)).encode()).hexdigest()
 
 
 def identity(weights: str, spec: ModelSpec, packing: Packing, known: int | None, interleaved: bool) -> str:

@@ -102,10 +102,10 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
     norms = 4 * (4 * spec.hidden + (spec.heads + spec.kv_heads) * spec.head_dim)
     if not spec.uniform:
         norms = 4 * (8 * spec.hidden + 2 * widest_heads(spec))
-    of_tokens = spec.token_vocab * layers * spec.token_width * itemsize
-    absorbed = sum(
-        spec.heads * (it.head_dim + it.value_dim) * it.rank for it in spec.attentions if isinstance(it, Latent)
-    ) * max(itemsize, 4)
+    of_tokens = token_numbers(spec) * itemsize
+    if form.head is not None and spec.token_width:
+        of_tokens = form.head.size(spec.token_vocab, layers * spec.token_width)
+    absorbed = absorbed_numbers(spec) * max(itemsize, 4)
     of_head = form.head or form
     head = of_head.size(spec.vocab, spec.hidden)
     embedding = spec.vocab * spec.hidden * itemsize if form.head is None or form.kernels else 0 if spec.tied else head
@@ -139,6 +139,17 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
         state=state,
         record=record,
     )
+
+
+def token_numbers(spec: ModelSpec) -> int:
+    """Numbers of the table of what layers have of a token's own."""
+    return spec.token_vocab * len(spec.layers) * spec.token_width
+
+
+def absorbed_numbers(spec: ModelSpec) -> int:
+    """Numbers of the matrices of MLA that are multiplied into queries and results."""
+    mixers = [it for it in spec.attentions if isinstance(it, Latent)]
+    return sum(spec.heads * (it.head_dim + it.value_dim) * it.rank for it in mixers)
 
 
 def layer_matrices(spec: ModelSpec, layer: Layer) -> Iterator[tuple[int, int]]:

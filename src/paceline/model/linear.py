@@ -250,7 +250,7 @@ def works(packing: Packing, error: float = 0.05, device: torch.device | str = "c
     return torch.allclose(ours.float(), expected, rtol=0.02, atol=error)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class PlainMatrix:
     """A matrix as it is."""
 
@@ -293,8 +293,7 @@ def pack_fbgemm(weight: Tensor, bias: Tensor | None) -> Linear:
         return pack_plain(weight, bias)
     module = copy(half_linear())
     module.packed = torch.ops.quantized.linear_prepack_fp16(weight, bias)
-    forward: Linear = module.forward
-    return forward
+    return lambda x: module.forward(x)
 
 
 class HalfLinear(torch.nn.Module):

@@ -24,6 +24,7 @@ from paceline.model.loader import Loader
 from paceline.model.malloc import exact
 from paceline.model.native import NativeDecoder
 from paceline.model.opened import let_go
+from paceline.model.parts import Damaged
 from paceline.model.spec import ModelSpec
 from paceline.model.stored import stored_bits
 
@@ -134,7 +135,7 @@ def read(
                     spec, tensors.renamed or FAMILIES[spec.family].names, tensors, packing, device, vocabulary, kept
                 )
                 return loader.weights(), loader.fitted, late, loader.identity(kept.digest)
-            except store.Damaged as error:
+            except Damaged as error:
                 store.discard(where, error)
     with writing(where, whole) as keep:
         weights, fitted, name = fresh(path, spec, packing, device, vocabulary, keep)
@@ -166,6 +167,7 @@ def fresh(
             "the weights and the config are of different models."
         )
     keep.digest = loader.fingerprint.digest() + ("" if join is None else join())
+    keep.sections = weights.sections
     return weights, loader.fitted, loader.identity(keep.digest)
 
 

@@ -1,4 +1,4 @@
-"""Loader of the parts that few families have: attending.py, per_token.py, a dense part beside a mixture."""
+"""Loader of the parts that few families have: attending.py, per_token.py, a dense part next to a mixture."""
 
 import math
 from typing import TYPE_CHECKING
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from paceline.model.attending import LatentAttention, VariedAttention
 from paceline.model.blocks import ACTIVATE, BesideMixture, Mixture
+from paceline.model.groups import GROUP
 from paceline.model.norms import Norm
 from paceline.model.packed import halves
 from paceline.model.per_token import LayerClose, TokenInputs
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from paceline.model.loader import Loader
 
 LATENT_EPS = 1e-6
-"""Of the norms of latent vectors, whatever the config says of the others."""
+"""Epsilon of the norms of latent vectors, whatever the config says of the others."""
 
 
 class PartLoader:
@@ -83,9 +84,14 @@ class PartLoader:
     def tokens(self) -> TokenInputs:
         spec, (table, projection, norm) = self.spec, self.names.tokens
         every, width = len(spec.layers) * spec.token_width, spec.token_width
-        dtype = self.loader.packing.dtype
+        dtype, form, keep = self.loader.packing.dtype, self.loader.packing.head, self.loader.keep
+
+        def rows() -> Tensor:
+            return self.loader.take(f"{table}.weight", spec.token_vocab, every)
+
+        packed = form is not None and every % GROUP == 0
         return TokenInputs(
-            self.loader.keep.tensor(table, lambda: self.loader.take(f"{table}.weight", spec.token_vocab, every)),
+            keep.linear(table, lambda: form.pack(rows(), None)) if packed and form else keep.tensor(table, rows),
             torch.tensor(math.sqrt(width), dtype=dtype).item(),  # rounded as the embedding's
             self.loader.linear("", (projection,), (every,), spec.hidden, False),
             spec.hidden**-0.5,

@@ -21,6 +21,7 @@ from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.load_parts import PartLoader
 from paceline.model.norms import LayerNorm, Norm, WholeNorm
 from paceline.model.packed import by_head, halves, interleave
+from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
 from paceline.model.spec import Attention, Both, Delta, Experts, Latent, Mamba, ModelSpec, Multipliers, ShortConv
@@ -68,22 +69,27 @@ class Loader:
         spec, names, keep, form = self.spec, self.names, self.keep, self.packing.head
         table = self.table
         if form is None or form.kernels:
-            embedding: Any = keep.tensor(names.embedding, lambda: table(names.embedding))
+            embedding: Any = keep.table(names.embedding, lambda: self.keyed(names.embedding, table(names.embedding)))
         else:
             embedding = keep.linear(names.embedding, lambda: self.by_token(names.embedding, form))
-        blocks = []
+        blocks, sections, before = [], [self.fingerprint.since(0)], len(self.fingerprint.parts)
         for index in tracked(range(len(spec.layers)), "Loading"):
             blocks.append(self.block(index))
+            sections.append(self.fingerprint.since(before))
+            before = len(self.fingerprint.parts)
             self.tensors.let_go()
         norm = self.norm(names.norm, spec.hidden)
 
         own = not spec.tied or f"{names.head}.weight" in self.tensors.place
 
-        def head() -> Linear:
+        def head() -> Prepared:
             if form is not None and not form.kernels and not (spec.tied and own):
                 return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
+            mark = len(self.fingerprint.parts)
             rows = table(names.embedding) if form is not None and not form.kernels and spec.tied else embedding
-            return (form or self.packing).pack(self.head(rows), self.closed())
+            whole = self.head(rows)
+            key = self.key(names.head, mark, sections[0])
+            return Prepared(key, lambda: (form or self.packing).pack(whole, self.closed()))
 
         if form is not None and not form.kernels and not own and self.known is None:
             last = self.counted(embedding, 0)  # one copy serves both
@@ -92,16 +98,32 @@ class Loader:
         self.tensors.let_go()
         tokens = self.parts.tokens() if spec.token_width else None
         self.tensors.let_go()
-        return Weights(embedding, blocks, norm, last, self.bytes, tokens)
+        sections.append(self.fingerprint.since(before, sections[0]))
+        return Weights(embedding, blocks, norm, last, self.bytes, keep.sections or tuple(sections), tokens)
 
-    def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> Linear:
+    def key(self, name: str, mark: int, *more: object) -> str:
+        """Name of the matrix that is packed of what was taken since `mark`: equal ones of two models are one."""
+        shape = replace(self.fitted, max_len=0, layers=())
+        turned = sorted({len(mixer.rope.inverse) for mixer in self.spec.attentions})
+        facts = (name, shape, turned, self.packing.describe(), self.known, self.interleaved, str(self.device), *more)
+        return self.fingerprint.since(mark, repr(facts))
+
+    def keyed(self, name: str, table: Tensor) -> PreparedTable:
+        """A table under its own digest; it was the last that was taken."""
+        return PreparedTable(self.key(name, len(self.fingerprint.parts) - 1), lambda: table)
+
+    def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> Prepared:
         """Embedding or head with one row for each id: as the file has it where it is quantised, else as `form` rounds
         it."""
-        if self.packing.groups is not None:
+        mark, by_groups = len(self.fingerprint.parts), self.packing.groups
+        if by_groups is not None:
             groups = self.tensors.groups(f"{name}.weight", (self.spec.vocab, self.spec.hidden))
             if groups is not None and self.spec.hidden % 32 == 0:
-                return self.packing.groups(groups.rows(self.fit), bias)
-        return form.pack(self.table(name), bias)
+                self.fingerprint.add(name, groups.codes, groups.scale, groups.minimum)
+                rows = groups.rows(self.fit)
+                return Prepared(self.key(name, mark, bias is None), lambda: by_groups(rows, bias))
+        table = self.table(name)
+        return Prepared(self.key(name, mark, bias is None), lambda: form.pack(table, bias))
 
     def table(self, name: str) -> Tensor:
         """One row for each id."""
@@ -392,25 +414,32 @@ class Loader:
         `of_bias` has no others."""
         sizes = outs if len(names) == len(outs) else (sum(outs),)
 
-        def make() -> Linear:
+        def prepare() -> Prepared:
+            mark, by_groups = len(self.fingerprint.parts), self.packing.groups
             offset = torch.cat([self.take(f"{at}{n}.bias", out) for n, out in zip(names, sizes)]) if bias else None
             if offset is not None and factors is not None:
                 offset = scaled(offset, factors if of_bias is None else of_bias)
             if order is not None and offset is not None:
                 offset = order(offset)
-            if self.packing.groups is not None and factors is None:
+            if by_groups is not None and factors is None:
                 found = [self.tensors.groups(f"{at}{n}.weight", (out, width)) for n, out in zip(names, sizes)]
                 for name, part in zip(names, found):
                     if part is not None:
                         self.fingerprint.add(f"{at}{name}", part.codes, part.scale, part.minimum)
                 if (groups := stack(found)) is not None:
-                    return self.packing.groups(groups if order is None else groups.rows(order), offset)
-            matrix = torch.cat([self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)])
-            if factors is not None:
-                matrix = scaled(matrix, factors)
-            return self.packing.pack(matrix if order is None else order(matrix), offset)
+                    ordered = groups if order is None else groups.rows(order)
+                    return Prepared(self.key(at + names[0], mark), lambda: by_groups(ordered, offset))
+            parts = [self.take(f"{at}{n}.weight", out, width) for n, out in zip(names, sizes)]
 
-        return self.counted(self.keep.linear(at + names[0], make), sum(sizes) * (width + bias))
+            def pack() -> Linear:
+                matrix = torch.cat(parts)
+                if factors is not None:
+                    matrix = scaled(matrix, factors)
+                return self.packing.pack(matrix if order is None else order(matrix), offset)
+
+            return Prepared(self.key(at + names[0], mark), pack)
+
+        return self.counted(self.keep.linear(at + names[0], prepare), sum(sizes) * (width + bias))
 
     def counted(self, layer: Linear, numbers: int) -> Linear:
         """Linear layer with `numbers` weights; the bytes that a pass reads of it are added up."""

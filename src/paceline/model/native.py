@@ -95,6 +95,13 @@ class NativeDecoder(Decoder):
             self.adapters = NativeAdapters(self.spec, apart, self.model)
         return self.adapters
 
+    def alike(self, weights: Weights, identity: str) -> Decoder:
+        return NativeDecoder(self.spec, weights, self.packing, identity=identity)
+
+    def take_adapters(self, other: Decoder) -> None:
+        assert isinstance(other, NativeDecoder)
+        self.model.rank, self.model.adapters = other.model.rank, other.model.adapters
+
     def matrices(self) -> list[list[Packed]]:
         """Packed matrices of each layer, then the ones outside the layers."""
         weights: Any = self.weights
@@ -171,6 +178,14 @@ class NativeDecoder(Decoder):
         self.model.bytes = of == torch.int8
         self.model.block_size = block_size
 
+    def share_pool(self, other: Decoder) -> None:
+        assert isinstance(other, NativeDecoder)
+        self.keys, self.values, self.scales = other.keys, other.values, other.scales
+        self._lent, self.narrowed, self.drafts = other._lent, other.narrowed, other.drafts
+        for name in ("keys", "values", "key_scales", "value_scales", "bytes", "block_size",
+                     "narrow", "word", "words", "drafts"):  # fmt: skip
+            setattr(self.model, name, getattr(other.model, name))
+
     def move(self, source: list[int], target: list[int]) -> None:
         self.library.paceline_move(self.model, len(source), integers_in(source), integers_in(target))
 
@@ -216,7 +231,7 @@ class NativeDecoder(Decoder):
         at = torch.as_tensor(slots, dtype=torch.int64)
         return at // UNIT_SLOTS, at % UNIT_SLOTS // LANES, at % LANES
 
-    def forward(self, rows: Rows) -> Out:
+    def computed(self, rows: Rows) -> Out:
         self.check(rows)
         if self._lent and max(rows.numbers[: rows.count]) >= self.spec.vocab:
             rows = replace(rows, hidden=self.embed(rows.token))

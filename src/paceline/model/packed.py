@@ -18,7 +18,7 @@ BLOCK_OUTPUTS = 32
 """Outputs of a block, two tiles of 16; inputs go by steps of 64 bytes."""
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, weakref_slot=True)
 class Packed:
     """One matrix [out, in] as blocks of 32 outputs x 64 bytes of input. int8 (W8A8): `scale` of each output, `sums` of
     its quantised weights. In groups: see grouped.py. `c` is the structure that points here."""

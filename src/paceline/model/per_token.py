@@ -1,23 +1,26 @@
-"""What each layer has of a token's own, beside the stream (Gemma 4's per-layer embeddings)."""
+"""What each layer has of a token's own, next to the stream (Gemma 4's per-layer embeddings)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from paceline.model.grouped import looked_up
 from paceline.model.linear import Linear
 from paceline.model.norms import Norm
+from paceline.model.packed import Packed
 
 
 @dataclass(slots=True)
 class TokenInputs:
     """Rows of a table, and a projection of the embedding, together: `width` numbers for each layer.
 
-    table [vocab, layers * width]; projection: [T, hidden] -> [T, layers * width], whose result is multiplied by
-    `factor` and normed by layer; rows are multiplied by `scale`."""
+    table [vocab, layers * width], as the embedding lies; its rows are multiplied by `scale`. projection: [T, hidden]
+    -> [T, layers * width], whose result is multiplied by `factor` and normed by layer."""
 
-    table: Tensor
+    table: Any
     scale: float
     projection: Linear
     factor: float
@@ -26,7 +29,9 @@ class TokenInputs:
 
     def __call__(self, token: Tensor, embedded: Tensor) -> Tensor:
         """[T] and their embeddings [T, hidden] -> [T, layers, width]."""
-        rows = torch.nn.functional.embedding(token, self.table).to(embedded.dtype).mul_(self.scale)
+        table = self.table
+        rows = looked_up(table, token) if isinstance(table, Packed) else torch.nn.functional.embedding(token, table)
+        rows = rows.to(embedded.dtype).mul_(self.scale)
         made = self.projection(embedded).mul_(self.factor).view(len(token), -1, self.width)
         return self.norm(made).add_(rows.view(made.shape)).mul_(2**-0.5)
 

@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 from paceline.core.errors import CheckpointError
@@ -12,7 +13,7 @@ from paceline.model.spec import Attention, Dense, Experts, Latent
 
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MAX_LATENT_SIZE = 1 << 16
-OWN_FIELDS = ("head_dim", "num_key_value_heads")
+VARIED_FIELDS = ("head_dim", "num_key_value_heads")
 """What a layer of Gemma 4 may have otherwise than the model."""
 
 
@@ -53,21 +54,31 @@ def latent_scale(config: Any) -> float:
     return float(scale * (0.1 * every * math.log(params["factor"]) + 1.0) ** 2)
 
 
+def by_layer(config: Any) -> SimpleNamespace:
+    """A config whose layers differ, with what differs as lists: transformers warns of each look at the model's own."""
+    if isinstance(config, SimpleNamespace):
+        return config
+    given = config.to_dict().get("per_layer_config") or {}
+    every = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
+    own = {"own_head_dims": [it.head_dim for it in every], "own_kv_heads": [it.num_key_value_heads for it in every]}
+    more = {"model_type": config.model_type, "kv_sharing_modes": config.kv_sharing_modes, "given_by_layer": given}
+    return SimpleNamespace(**{**vars(config), **more, **own})
+
+
 def varied(config: Any, trained_len: int, max_len: int) -> list[Attention]:
     """The mixers of all layers, some of which read the keys and values of the last one of their kind that has its
     own."""
     made, last = list[Attention](), dict[str, int]()
-    for index, given in (config.to_dict().get("per_layer_config") or {}).items():
-        if unknown := {*given} - {*OWN_FIELDS}:
+    for index, given in config.given_by_layer.items():
+        if unknown := {*given} - {*VARIED_FIELDS}:
             raise CheckpointError(
                 f"config.json: per_layer_config gives layer {index} its own {', '.join(sorted(unknown))}; served are "
-                f"{' and '.join(OWN_FIELDS)}."
+                f"{' and '.join(VARIED_FIELDS)}."
             )
     for index, (kind, mode) in enumerate(zip(config.layer_types, config.kv_sharing_modes)):
         if kind not in ("sliding_attention", "full_attention"):
             raise CheckpointError(f"layers of type {kind} are not supported.")
-        own, slides = config.per_layer_config[index], kind == "sliding_attention"
-        width, groups = own.head_dim, own.num_key_value_heads
+        slides, width, groups = kind == "sliding_attention", config.own_head_dims[index], config.own_kv_heads[index]
         if min(width, groups) < 1 or width % 2 or config.num_attention_heads % groups:
             raise CheckpointError(
                 f"config.json: {groups} heads of keys of {width} numbers do not fit {config.num_attention_heads} heads."

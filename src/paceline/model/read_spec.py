@@ -9,7 +9,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family, MambaFields, Mixed
-from paceline.model.read_attention import latent, latent_scale, varied, widened_feed
+from paceline.model.read_attention import by_layer, latent, latent_scale, varied, widened_feed
 from paceline.model.rope import rope
 from paceline.model.spec import (
     Activation,
@@ -42,6 +42,8 @@ STRETCH = "llama_4_scaling_beta"
 def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     """From a config that transformers parsed; `max_len` shortens the context (see rope.longrope)."""
     family = FAMILIES[config.model_type]
+    if family.varied:
+        config = by_layer(config)
     if getattr(config, "use_bidirectional_attention", None) not in (None, False, "vision"):
         raise CheckpointError(
             f"{config.model_type} with use_bidirectional_attention is an encoder; use a checkpoint that generates text."

@@ -50,7 +50,7 @@ class Latent:
     rank: int
     """Numbers of the latent vector."""
     query_rank: int | None
-    """Queries are made of a latent vector with so many numbers; None: of the input."""
+    """Numbers of the latent vector that queries are made of; None: they are made of the input."""
     head_dim: int
     """Numbers of a head's queries that are not rotated, and of its values."""
     value_dim: int

@@ -3,8 +3,9 @@
     a file: the parts, each from a multiple of 64 on; the header (JSON: layout, digest of the weights, parts by name);
     its length; MAGIC
 
-Written next to its place and renamed when whole; read through a map into the memory that passes read from, which has
-huge pages where a map of a file has none; each part is checked by the sum of its words.
+Large matrices lie in files of their own (parts.py), which models share. Written next to its place and renamed when
+whole; read through a map into the memory that passes read from, which has huge pages where a map of a file has none;
+each part is checked by the sum of its words.
 """
 
 import hashlib
@@ -24,14 +25,14 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CapacityError
-from paceline.model import pages
+from paceline.model import pages, parts
 from paceline.model.linear import Linear, Packing
 from paceline.model.packed import Packed, restored, shown
+from paceline.model.parts import Damaged, Prepared, PreparedTable, checked_map, shared
 from paceline.model.spec import ModelSpec
-from paceline.native.store import home
 
 log = logging.getLogger("paceline")
-MAGIC, LAYOUT = b"PACELINE", 2
+MAGIC, LAYOUT = b"PACELINE", 3
 """LAYOUT changes with whatever changes the bytes of a part or of this file."""
 MIN_STORED_BYTES = 64 << 20
 """Bytes of weights from which on packing is worth a file."""
@@ -45,14 +46,22 @@ class Straight:
 
     digest = ""
     """Digest of the weights (`fingerprint`), once all are taken."""
+    sections: tuple[str, ...] = ()
+    """`Weights.sections`, once all are taken."""
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        """A small tensor, or the embedding, by name."""
+        """A small tensor by name."""
         return make()
 
-    def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
+    def table(self, name: str, prepare: Callable[[], PreparedTable]) -> Tensor:
+        """The embedding."""
+        found: Tensor = shared(*prepare())
+        return found
+
+    def linear(self, name: str, prepare: Callable[[], Prepared]) -> Linear:
         """A packed layer by name."""
-        return make()
+        found: Linear = shared(*prepare())
+        return found
 
 
 def place(files: list[Path], spec: ModelSpec, packing: Packing, vocabulary: tuple[int, int] | None) -> Path:
@@ -62,7 +71,7 @@ def place(files: list[Path], spec: ModelSpec, packing: Packing, vocabulary: tupl
     weights = replace(spec, max_len=0, layers=())  # neither context nor rotation is in them
     fitted = None if vocabulary is None or vocabulary[0] == spec.vocab else vocabulary
     key = hashlib.sha256(repr((LAYOUT, states, weights, layers, packing.describe(), fitted)).encode()).hexdigest()
-    return home() / "packed" / f"{family(files, packing)}-{key[:16]}.weights"
+    return parts.home() / "packed" / f"{family(files, packing)}-{key[:16]}.weights"
 
 
 def family(files: list[Path], packing: Packing) -> str:
@@ -80,6 +89,7 @@ class StoreWriter(Straight):
         """`total`: most bytes that it will take. `strict`: a disk that fills up is an error, not a word. OSError or
         CapacityError where it cannot be written."""
         self.target, self.parts, self.at, self.strict = target, dict[str, Any](), 0, strict
+        self.apart = parts.PartsWriter()
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         free = shutil.disk_usage(target.parent).free
         if free < total + FREE_DISK_BYTES:
@@ -92,33 +102,47 @@ class StoreWriter(Straight):
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
         made = make()
-        self.add(name, {"it": made}, {})
+        self.add(name, "", {"it": made}, {})
         return made
 
-    def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
-        made = make()
+    def table(self, name: str, prepare: Callable[[], PreparedTable]) -> Tensor:
+        key, make = prepare()
+        made: Tensor = shared(key, make)
+        self.add(name, key, {"it": made}, {})
+        return made
+
+    def linear(self, name: str, prepare: Callable[[], Prepared]) -> Linear:
+        key, make = prepare()
+        made: Linear = shared(key, make)
         if isinstance(made, Packed):
-            self.add(name, *shown(made))
+            self.add(name, key, *shown(made))
         return made
 
-    def add(self, name: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
+    def add(self, name: str, key: str, tensors: Mapping[str, Tensor], numbers: Mapping[str, int]) -> None:
         """A disk that fills up ends the writing, not the loading."""
-        self.parts[name] = {"numbers": dict(numbers), "tensors": {}}
-        for key, tensor in tensors.items():
-            flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
-            self.parts[name]["tensors"][key] = {
-                "at": self.at, "bytes": len(flat), "dtype": str(tensor.dtype).removeprefix("torch."),
-                "shape": list(tensor.shape), "sum": total(flat),
-            }  # fmt: skip
-            self.put(flat.numpy().data, -len(flat) % STORE_LINE_BYTES)
-
-    def put(self, data: Any, padding: int) -> None:
         if self.file is None:
             return
+        about: dict[str, Any] = {"numbers": dict(numbers), "key": key, "tensors": {}}
+        self.parts[name] = about
+        apart = bool(key) and sum(tensor.nbytes for tensor in tensors.values()) >= parts.MIN_PART_BYTES
         try:
-            self.file.write(data)
-            self.file.write(bytes(padding))
-            self.at += len(data) + padding
+            at, file, kept = (0, *self.apart.open(key)) if apart else (self.at, self.file, False)
+            about["apart"] = apart
+            for part, tensor in tensors.items():
+                flat = tensor.detach().contiguous().view(-1).view(torch.uint8)
+                padding = -len(flat) % STORE_LINE_BYTES
+                about["tensors"][part] = {
+                    "at": at, "bytes": len(flat), "dtype": str(tensor.dtype).removeprefix("torch."),
+                    "shape": list(tensor.shape), "sum": total(flat),
+                }  # fmt: skip
+                if not kept:
+                    file.write(flat.numpy().data)
+                    file.write(bytes(padding))
+                at += len(flat) + padding
+            if not apart:
+                self.at = at
+            elif not kept:
+                self.apart.close(key, file)
         except OSError as error:
             self.drop(error)
 
@@ -128,6 +152,7 @@ class StoreWriter(Straight):
             self.file.close()
         self.file = None
         Path(self.name).unlink(missing_ok=True)
+        self.apart.drop()
         log.warning(
             "Packed weights could not be kept in %s (%s); the next start packs again.", self.target.parent, error
         )
@@ -140,7 +165,8 @@ class StoreWriter(Straight):
             self.drop()
         if self.file is None:
             return
-        header = json.dumps({"layout": LAYOUT, "digest": self.digest, "parts": self.parts}).encode()
+        known = {"layout": LAYOUT, "digest": self.digest, "sections": self.sections, "parts": self.parts}
+        header = json.dumps(known).encode()
         try:
             self.file.write(header + struct.pack("<Q", len(header)) + MAGIC)
             self.file.flush()
@@ -154,6 +180,7 @@ class StoreWriter(Straight):
         for old in self.target.parent.glob(f"{prefix}-*.weights"):
             if old != self.target:
                 old.unlink(missing_ok=True)
+        sweep()
 
 
 def total(flat: Tensor) -> int:
@@ -163,48 +190,40 @@ def total(flat: Tensor) -> int:
     return int(aligned.view(torch.int64).sum()) + int(flat[words:].sum())
 
 
-class Damaged(Exception):
-    """A file that is not what it should be."""
-
-
 class Reading(Straight):
     """Gives back what was written. Damaged where a file is of another layout, cut off or changed. `late`: large packed
     layers lie in the map at first (settle.py)."""
 
     def __init__(self, path: Path, late: bool = False) -> None:
         self.late = late
-        state = path.stat()
-        if state.st_uid not in (os.getuid(), 0) or state.st_mode & 0o022:
-            raise Damaged("others can write to it")
-        if state.st_size < 16:
-            raise Damaged("it is cut off")
-        with path.open("rb") as file:
-            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        if self.map[-8:] != MAGIC:
-            raise Damaged("it is cut off")
-        (length,) = struct.unpack("<Q", self.map[-16:-8])
-        self.end = state.st_size - 16 - length
-        if self.end < 0:
-            raise Damaged("its header is longer than it")
+        self.map = checked_map(path)
+        header, self.end = header_of(self.map)
         try:
-            header = json.loads(self.map[self.end : -16])
             self.parts, layout, self.digest = header["parts"], header["layout"], str(header["digest"])
-        except (ValueError, KeyError, TypeError) as error:
+            self.sections = tuple(map(str, header.get("sections", ())))
+        except (KeyError, TypeError) as error:
             raise Damaged(f"its header does not parse ({error})") from None
         if layout != LAYOUT:
             raise Damaged(f"it has layout {layout}, not {LAYOUT}")
 
-    def part(self, name: str, key: str, late: bool = False) -> Tensor:
+    def where(self, about: Mapping[str, Any]) -> tuple[mmap.mmap, int]:
+        """The map in which a part lies, and how far it may go."""
+        if not about.get("apart"):
+            return self.map, self.end
+        found = checked_map(parts.place(about["key"]))
+        return found, len(found)
+
+    def part(self, name: str, key: str, there_in: tuple[mmap.mmap, int], late: bool = False) -> Tensor:
         """Copied to memory of its own, unless it is `late`, and checked."""
         try:
             about = self.parts[name]["tensors"][key]
             at, size, shape = about["at"], about["bytes"], about["shape"]
-            dtype = getattr(torch, about["dtype"])
-            if not (0 <= at <= at + size <= self.end) or (size and at % STORE_LINE_BYTES):
+            dtype, (whole, end) = getattr(torch, about["dtype"]), there_in
+            if not (0 <= at <= at + size <= end) or (size and at % STORE_LINE_BYTES):
                 raise Damaged(f"{name} lies beyond its end")
             into = pages.take(0 if late else size)
             if size:
-                there = torch.frombuffer(self.map, dtype=torch.uint8, count=size, offset=at)
+                there = torch.frombuffer(whole, dtype=torch.uint8, count=size, offset=at)
                 if late:
                     into = there
                 else:
@@ -217,13 +236,46 @@ class Reading(Straight):
             raise Damaged(f"{name} is not described ({error})") from None
 
     def tensor(self, name: str, make: Callable[[], Tensor]) -> Tensor:
-        return self.part(name, "it")
+        return self.part(name, "it", (self.map, self.end))
 
-    def linear(self, name: str, make: Callable[[], Linear]) -> Linear:
-        if name not in self.parts:
+    def about(self, name: str) -> Mapping[str, Any]:
+        found = self.parts.get(name) if isinstance(self.parts, dict) else None
+        if not isinstance(found, dict) or not isinstance(found.get("key"), str):
             raise Damaged(f"{name} is missing")
-        tensors = {key: self.part(name, key, self.late and key == "weight") for key in self.parts[name]["tensors"]}
-        return restored(tensors, self.parts[name]["numbers"])
+        return found
+
+    def table(self, name: str, prepare: Callable[[], PreparedTable]) -> Tensor:
+        about = self.about(name)
+
+        def read() -> Tensor:
+            try:
+                return self.part(name, "it", self.where(about))
+            except (Damaged, OSError) as error:
+                if about.get("apart"):
+                    parts.place(about["key"]).unlink(missing_ok=True)
+                raise Damaged(f"{name} cannot be read ({error})") from None
+
+        found: Tensor = shared(about["key"], read)
+        return found
+
+    def linear(self, name: str, prepare: Callable[[], Prepared]) -> Linear:
+        """One that is late has its own life: nobody shares it."""
+        about = self.about(name)
+
+        def read() -> Linear:
+            try:
+                where, keys = self.where(about), list(about["tensors"])
+                tensors = {key: self.part(name, key, where, self.late and key == "weight") for key in keys}
+                return restored(tensors, about["numbers"])
+            except (Damaged, KeyError, TypeError, AttributeError, OSError) as error:
+                if about.get("apart"):
+                    parts.place(about["key"]).unlink(missing_ok=True)  # else the next file would name it again
+                raise Damaged(f"{name} cannot be read ({error})") from None
+
+        if self.late:
+            return read()
+        found: Linear = shared(about["key"], read)
+        return found
 
 
 def opened(path: Path, late: bool = False) -> Reading | None:
@@ -247,4 +299,45 @@ def discard(path: Path, error: object) -> None:
 
 def kept() -> Iterator[Path]:
     """Every file of packed weights."""
-    yield from sorted((home() / "packed").glob("*.weights"))
+    yield from sorted((parts.home() / "packed").glob("*.weights"))
+
+
+def header_of(whole: mmap.mmap) -> tuple[Any, int]:
+    """What a file says of its parts, and where they end."""
+    if len(whole) < 16 or whole[-8:] != MAGIC:
+        raise Damaged("it is cut off")
+    (length,) = struct.unpack("<Q", whole[-16:-8])
+    end = len(whole) - 16 - length
+    if end < 0:
+        raise Damaged("its header is longer than it")
+    try:
+        return json.loads(whole[end:-16]), end
+    except ValueError as error:
+        raise Damaged(f"its header does not parse ({error})") from None
+
+
+def parts_of(file: Path) -> dict[str, int]:
+    """{key: bytes} of the large matrices of a file of packed weights; none of one that is damaged."""
+    try:
+        header, _ = header_of(checked_map(file))
+        apart = [it for it in header["parts"].values() if it.get("apart")]
+        return {it["key"]: sum(t["bytes"] for t in it["tensors"].values()) for it in apart}
+    except (Damaged, OSError, KeyError, TypeError, AttributeError):
+        return {}
+
+
+def remove(file: Path) -> int:
+    """Remove a file of packed weights, and the matrices that no other names; how many bytes that frees."""
+    mine, freed = parts_of(file), file.stat().st_size
+    file.unlink()
+    others = {key for other in kept() for key in parts_of(other)}
+    for key in mine.keys() - others:
+        parts.place(key).unlink(missing_ok=True)
+        freed += mine[key]
+    return freed
+
+
+def sweep(at_once: bool = False) -> None:
+    """Remove the matrices that no file names any more; `at_once`: also those that somebody may be writing a file for
+    now."""
+    parts.sweep({key for file in kept() for key in parts_of(file)}, at_once)

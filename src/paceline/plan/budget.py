@@ -101,11 +101,11 @@ class SpeedModel:
             self.policy.enrol(name, facts)
 
     def arms(self, draft: bool) -> tuple[str, ...]:
-        """Who may draft, with the draft model or without it."""
+        """Drafters that may draft, with the draft model or without it."""
         return tuple(name for name, it in self.facts.items() if draft or it.group is None)
 
     def decoding(self, arms: tuple[str, ...], requests: int, room: int) -> LoadSpeed:
-        """While so many decode, with `room` for drafted rows."""
+        """Throughput while `requests` decode, with `room` for drafted rows."""
         key = arms, requests, min(room, requests * MAX_CANDIDATES)
         if (found := self._decoding.get(key)) is None:
             prompt, output = self.text

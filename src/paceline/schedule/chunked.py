@@ -80,7 +80,7 @@ class Chunked:
 
 
 def steps(turn: Sequence[Request], rows: int) -> Iterator[Work]:
-    """The steps of at most so many rows that read all prompts, in order; each decoding request has a row in each."""
+    """Steps of at most `rows` that read all prompts, in order; each decoding request has a row in each."""
     decoding = [(1, r.length, 1) for r in turn if r.pending == 1]
     most = left = max(1, rows - len(decoding))
     shares = list[tuple[int, int, int]]()

@@ -17,6 +17,7 @@ from paceline.engine.build import paths
 from paceline.engine.door import DOOR
 from paceline.engine.options import Options
 from paceline.engine.totals import Snapshot, Totals, summed
+from paceline.model.chain import is_chain, parts_of_chain
 from paceline.model.pull import have
 from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
@@ -195,14 +196,23 @@ class Fleet:
         return server if name in self.members else server.called(name)
 
     def _with_adapter(self, name: str) -> Member | None:
-        """The model that has an adapter of this name, loaded or in its options."""
+        """The model that has an adapter or a fine-tune of this name, loaded or in its options; of a chain the one that
+        has all its parts, else the first with a zoo, which says what is wrong."""
+        parts = parts_of_chain(name)
+
+        def knows(member: Member, one: str) -> bool:
+            if member.server is not None:
+                return member.server.adapters.knows(one)
+            given = [adapters_of(member.options.get(each) or (), each) for each in ("lora", "zoo")]
+            return any(one in each for each in given)
 
         def has(member: Member) -> bool:
-            if member.server is not None:
-                return name in member.server.adapters.named
-            return name in adapters_of(member.options.get("lora") or ())
+            return all(knows(member, one) for one in parts)
 
-        return next(filter(has, self.members.values()), None)
+        found = next(filter(has, self.members.values()), None)
+        if found is None and is_chain(name):
+            return next((each for each in self.members.values() if each.options.get("zoo")), None)
+        return found
 
     def _tie(self, member: Member, server: Server) -> None:
         """To the call that is being served: it goes through this model's gate, and its end gives the model back."""

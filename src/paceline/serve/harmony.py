@@ -17,31 +17,31 @@ import orjson
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.syntax import SYNTAXES
 
-START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
-END, RETURN, CALL = "<|end|>", "<|return|>", "<|call|>"
-SPEAKER = f"{START}assistant"
+START_MARK, CHANNEL_MARK, MESSAGE_MARK, CONSTRAIN_MARK = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
+END_MARK, RETURN_MARK, CALL_MARK = "<|end|>", "<|return|>", "<|call|>"
+SPEAKER = f"{START_MARK}assistant"
 """What a conversation ends with where an answer begins."""
-FINAL = f"{CHANNEL}final{MESSAGE}"
-LAST = (RETURN, CALL)
+FINAL_HEAD = f"{CHANNEL_MARK}final{MESSAGE_MARK}"
+LAST_MARKS = (RETURN_MARK, CALL_MARK)
 """Markers that end an answer."""
-OPENINGS = (CHANNEL, "to=", SPEAKER, MESSAGE, CONSTRAIN)
+HEAD_OPENINGS = (CHANNEL_MARK, "to=", SPEAKER, MESSAGE_MARK, CONSTRAIN_MARK)
 """What a message's head may begin with."""
-BODY_ENDS = (END, *LAST, START, CHANNEL)
+BODY_ENDS = (END_MARK, *LAST_MARKS, START_MARK, CHANNEL_MARK)
 MAX_HEAD = 300
 """Characters of a message's head."""
-RECIPIENT = re.compile(r"to=([^\s<]+)")
-CHANNEL_NAME = re.compile(re.escape(CHANNEL) + r"\s*(\w+)")
-FUNCTIONS = "functions."
+RECIPIENT_PATTERN = re.compile(r"to=([^\s<]+)")
+CHANNEL_PATTERN = re.compile(re.escape(CHANNEL_MARK) + r"\s*(\w+)")
+FUNCTION_PREFIX = "functions."
 
 
 def speaks(template: str) -> bool:
     """Does a model with this chat template write so?"""
-    return all(sign in template for sign in (START, CHANNEL, MESSAGE))
+    return all(sign in template for sign in (START_MARK, CHANNEL_MARK, MESSAGE_MARK))
 
 
 def called(name: str) -> str:
     """How the call of a function begins."""
-    return f"{CHANNEL}commentary to={FUNCTIONS}{name} {CONSTRAIN}json{MESSAGE}"
+    return f"{CHANNEL_MARK}commentary to={FUNCTION_PREFIX}{name} {CONSTRAIN_MARK}json{MESSAGE_MARK}"
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -81,7 +81,7 @@ class HarmonyVoice:
     """Implements `Voice`."""
 
     def __init__(self, tools: bool, *, opened: bool = True, new_id: Callable[[], str] = SYNTAXES[0].new_id) -> None:
-        """`tools`: calls are told apart from content. `opened`: a message's head comes first; else content."""
+        """`tools`: calls are read as calls, not as content. `opened`: a message's head comes first; else content."""
         self._tools, self._new_id = tools, new_id
         self._read = self._head if opened else self._body
         self._kind: type[Content] | type[Reasoning] | type[ToolCall] = Content
@@ -104,7 +104,7 @@ class HarmonyVoice:
 
     def finish(self) -> list[Delta]:
         """What was held back. Call once, at the end."""
-        if self._read == self._head and CHANNEL in self._held:
+        if self._read == self._head and CHANNEL_MARK in self._held:
             self._held = ""  # a head that was cut says nothing
         self._say(self._held)
         self._held = ""
@@ -119,10 +119,10 @@ class HarmonyVoice:
     def _head(self, char: str) -> None:
         self._held += char
         shown = self._held.strip()
-        if shown.endswith(MESSAGE):
+        if shown.endswith(MESSAGE_MARK):
             self._begin(self._held)
         elif len(self._held) > MAX_HEAD or (
-            shown and not any(it.startswith(shown) or shown.startswith(it) for it in OPENINGS)
+            shown and not any(it.startswith(shown) or shown.startswith(it) for it in HEAD_OPENINGS)
         ):
             held, self._held = self._held, ""
             self._kind, self._read, self._new = Content, self._body, True
@@ -132,11 +132,11 @@ class HarmonyVoice:
     def _begin(self, head: str) -> None:
         """A message, by its head."""
         self._held, self._read, self._new = "", self._body, True
-        found, channel = RECIPIENT.search(head), CHANNEL_NAME.search(head)
+        found, channel = RECIPIENT_PATTERN.search(head), CHANNEL_PATTERN.search(head)
         self._kind = Reasoning if channel is not None and channel[1] == "analysis" else Content
         if found is not None and self._tools:
             self._kind, self._inside, self._arguments = ToolCall, True, ""
-            self._out.append(ToolCall(self._calls, self._new_id(), found[1].removeprefix(FUNCTIONS), ""))
+            self._out.append(ToolCall(self._calls, self._new_id(), found[1].removeprefix(FUNCTION_PREFIX), ""))
             self._calls += 1
 
     def _body(self, char: str) -> None:
@@ -145,8 +145,8 @@ class HarmonyVoice:
         if end is not None:
             self._say(self._held.removesuffix(end))
             self._close()
-            self._held = end if end in (START, CHANNEL) else ""
-            self._read = self._over if end in LAST else self._head
+            self._held = end if end in (START_MARK, CHANNEL_MARK) else ""
+            self._read = self._over if end in LAST_MARKS else self._head
             return
         kept = max((n for it in BODY_ENDS for n in range(1, len(it)) if self._held.endswith(it[:n])), default=0)
         self._say(self._held[: len(self._held) - kept])

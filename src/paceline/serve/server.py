@@ -114,7 +114,7 @@ class Server:
 
     def called(self, name: str | None) -> "Server":
         """View of it for requests that name an adapter."""
-        if name is None or name in self.names or name not in self.adapters.named:
+        if name is None or name in self.names or not self.adapters.serves(name):
             return self
         view = copy(self)
         view.adapter = name
@@ -147,8 +147,7 @@ class Server:
 
     def adapter_cards(self, parent: str) -> list[dict[str, Any]]:
         """Entries of the adapters of a model that is served under this name."""
-        named = sorted(self.adapters.named.items())
-        return [{**self.card(name), "root": str(each.path), "parent": parent} for name, each in named]
+        return [{**self.card(name), "root": at, "parent": parent} for name, at in self.adapters.places.items()]
 
     def card(self, name: str) -> dict[str, Any]:
         return {
@@ -179,7 +178,7 @@ class Server:
 
     def check_model(self, name: str | None) -> None:
         """Raise 404 for another model than the served one; no name means that one."""
-        if name is not None and name not in self.names and name not in self.adapters.named:
+        if name is not None and name not in self.names and not self.adapters.serves(name):
             raise unknown_model(name, [*self.names, *self.adapters.named])
 
     def check_choices(self, prompts: int, n: int) -> None:

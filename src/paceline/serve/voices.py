@@ -106,7 +106,7 @@ class Manner:
     opening: str = ""
     """Text that the answer begins behind: where a form is wanted, the head of the message that has it."""
     stops: tuple[str, ...] = ()
-    """Tokens that end the answer, besides the model's own."""
+    """Tokens that end the answer, in addition to the model's own."""
 
 
 def manner(body: ChatRequest, server: Server, shaped: bool, source: str) -> Manner:
@@ -139,14 +139,14 @@ def manner(body: ChatRequest, server: Server, shaped: bool, source: str) -> Mann
 
 def in_harmony(body: ChatRequest, choice: Choice | NamedChoice, shaped: bool) -> Manner:
     """How answers with channels are read."""
-    stops = (harmony.RETURN, harmony.CALL)
+    stops = (harmony.RETURN_MARK, harmony.CALL_MARK)
     if isinstance(choice, NamedChoice):
         name = choice.function.name
         return Manner(lambda tail: Named(name), opening=harmony.called(name), stops=stops)
     if choice == "required":
-        return Manner(lambda tail: Required(), opening=harmony.FINAL, stops=stops)
+        return Manner(lambda tail: Required(), opening=harmony.FINAL_HEAD, stops=stops)
     if shaped:
-        return Manner(lambda tail: Plain(), opening=harmony.FINAL, stops=stops)
+        return Manner(lambda tail: Plain(), opening=harmony.FINAL_HEAD, stops=stops)
 
     def voice(tail: str) -> Voice:
         return harmony.HarmonyVoice(choice == "auto", opened=tail.rstrip().endswith(harmony.SPEAKER))

@@ -16,6 +16,7 @@ from paceline.core.errors import InputError, LostError, PacelineError, RefusalEr
 from paceline.model.blocks import Mixture
 from paceline.model.checkpoint import read_config
 from paceline.model.load import load_model
+from paceline.model.spread import exchange, group
 from paceline.model.spread.exchange import Exchange
 from paceline.model.spread.mixture import MixturePart
 from paceline.model.spread.table import RouteTable, assign, mixtures_of, most_rows, read_table
@@ -49,13 +50,13 @@ def together(parts: list[dict[int, MixturePart]], homes: dict[int, torch.Tensor]
 
     def rank(me: int, meeting: Path) -> None:
         try:
-            exchange = Exchange(meeting, me, len(parts))
+            mine = Exchange(meeting, me, len(parts))
             with torch.inference_mode():
                 for layer, home in homes.items():
-                    y, _ = parts[me][layer].run(exchange, home, x if me == 0 else None)
+                    y, _ = parts[me][layer].run(mine, home, x if me == 0 else None)
                     if y is not None:
                         out[layer] = y
-            sent[me] = exchange.sent
+            sent[me] = mine.sent
         except BaseException as error:
             errors.append(error)
 
@@ -124,6 +125,7 @@ def test_the_same_text_from_two_processes_by_a_lying_table(model: Path, tmp_path
     """Drafts, a seed and a table that is wrong about every token; bytes of both are counted; a bare end is seen."""
     with LLM(model, drafter="ngram", **SMALL) as llm:
         texts = [answer.token_ids for answer in llm.generate(PROMPTS, DRAWN, progress=False)]
+        reads = llm.engine.snapshot().expert_loads
     spec = read_config(model)
     stream = torch.Generator().manual_seed(0)
     lies = RouteTable(
@@ -135,14 +137,29 @@ def test_the_same_text_from_two_processes_by_a_lying_table(model: Path, tmp_path
     with LLM(model, drafter="ngram", expert_parallel=2, expert_table=tmp_path / "lies", **SMALL) as llm:
         found = llm.generate(PROMPTS, DRAWN, progress=False)
         assert [answer.token_ids for answer in found] == texts
-        group = llm.engine.model.spread
-        assert min(group.traffic().values()) > 0
-        os.kill(group.processes[0].pid, signal.SIGKILL)
+        assert llm.engine.snapshot().expert_loads == reads > 0
+        processes = llm.engine.model.spread
+        assert min(processes.traffic().values()) > 0
+        os.kill(processes.processes[0].pid, signal.SIGKILL)
         with pytest.raises(LostError, match="Process 1 of 2 of the experts has ended"):
             llm.generate(PROMPTS, DRAWN, progress=False)
         with pytest.raises(LostError, match="start again"):
             llm.generate(PROMPTS, DRAWN, progress=False)
-    assert all(process.returncode is not None for process in group.processes)
+    assert all(process.returncode is not None for process in processes.processes)
+
+
+def test_a_process_that_is_silent_counts_as_ended(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped, not dead: the request fails with one sentence, the process is ended, and nobody hangs."""
+    for module in (exchange, group):
+        monkeypatch.setattr(module, "SILENCE_S", 5.0)
+    monkeypatch.setattr(group, "END_S", 0.2)
+    with LLM(model, drafter="none", expert_parallel=2, **SMALL) as llm:
+        spread = llm.engine.model.spread
+        os.kill(spread.processes[0].pid, signal.SIGSTOP)
+        with pytest.raises(LostError, match="silent for 5 s; start again") as caught:
+            llm.generate(PROMPTS, DRAWN, progress=False)
+        assert "\n" not in str(caught.value)
+        assert spread.processes[0].returncode == -signal.SIGKILL
 
 
 def test_what_cannot_be_is_refused(model: Path, tmp_path: Path) -> None:

@@ -48,8 +48,9 @@ class ExpertGroup(SpreadRanks):
         """Take the rows of a pass."""
         self.tokens, self.earlier = rows.token, []
 
-    def run(self, layer: int, part: MixturePart, x: Tensor) -> Tensor:
-        """One mixture of the pass, by all processes. LostError where one of them has ended."""
+    def run(self, layer: int, part: MixturePart, x: Tensor) -> tuple[Tensor, int]:
+        """One mixture of the pass, by all processes, and how many experts' weights were read. LostError where a process
+        has ended."""
         earlier = (self.earlier[-1], self.earlier[-2]) if len(self.earlier) > 1 else None
         home = self.table.homes(layer, self.tokens, earlier)
         with self.guarded():
@@ -59,7 +60,7 @@ class ExpertGroup(SpreadRanks):
         at = torch.nn.functional.one_hot(part.place[chosen], self.table.devices)
         self.earlier.append(at.sum(1).argmax(1))
         assert y is not None
-        return y
+        return y, len({*chosen.flatten().tolist()})
 
     def traffic(self) -> dict[str, int]:
         """Bytes that went between processes since they started, by kind (`TRAFFIC_KINDS`)."""
@@ -76,16 +77,18 @@ class ExpertGroup(SpreadRanks):
 class SpreadMixture(Mixture):
     """A mixture whose experts are held by several processes; router and shared expert are here."""
 
-    run: Callable[[Tensor], Tensor] | None = None
+    run: Callable[[Tensor], tuple[Tensor, int]] | None = None
 
     def __call__(self, x: Tensor, told: Tensor | None = None) -> Tensor:
         assert self.run is not None and told is None
-        return self.add_shared(x, self.run(x))
+        y, count = self.run(x)
+        self.loads += count
+        return self.add_shared(x, y)
 
 
 def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None = None) -> Decoder:
     """Load a checkpoint whose experts are held by `table.devices` processes. Raises RefusalError for a model without
-    experts, or with a dense part beside them, InputError for a table that is not its own, LostError where a process
+    experts, or with a dense part next to them, InputError for a table that is not its own, LostError where a process
     ends."""
     if any(it.beside for it in read_config(path, max_len).mixtures):
         raise RefusalError("expert_parallel takes no mixtures with a dense part beside them; leave it out.")
@@ -112,6 +115,6 @@ def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None 
     return decoder
 
 
-def runner(group: ExpertGroup, layer: int, part: MixturePart) -> Callable[[Tensor], Tensor]:
+def runner(group: ExpertGroup, layer: int, part: MixturePart) -> Callable[[Tensor], tuple[Tensor, int]]:
     """The part of a layer, run by all processes."""
     return lambda x: group.run(layer, part, x)

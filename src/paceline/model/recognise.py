@@ -1,0 +1,61 @@
+"""The family of a config.json, also of one that reads pictures."""
+
+from collections.abc import Mapping
+from difflib import get_close_matches
+from typing import Any
+
+from paceline.core.errors import CheckpointError
+from paceline.model.families import FAMILIES
+from paceline.model.family import Family
+from paceline.model.quantised import scheme_of
+
+JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
+"""Ends of the names of architectures whose head is no language model's."""
+
+
+WITH_PICTURES = frozenset(("gemma3", "gemma4", "mistral3", "qwen3_vl", "qwen3_5"))
+"""Model types of which the text's part is served: pictures are refused."""
+FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
+"""Keys next to `text_config` that apply to the text."""
+
+
+def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The config of the text's model in that of one that reads pictures, too; else the config itself."""
+    inner = config.get("text_config")
+    if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
+        return config
+    kind = inner.get("model_type") or {
+        "gemma3": "gemma3_text",
+        "gemma4": "gemma4_text",
+        "qwen3_vl": "qwen3_vl_text",
+        "qwen3_5": "qwen3_5_text",
+    }.get(config["model_type"], "mistral")
+    return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
+
+
+def family_of(config: Mapping[str, Any]) -> Family:
+    """The family of a raw config.json; CheckpointError names what is refused and why."""
+    kind = config.get("model_type")
+    scheme_of(config)
+    for name in map(str, config.get("architectures") or ()):
+        if name.endswith(JUDGES):
+            raise CheckpointError(
+                f"{name} has a head that judges texts (a classifier, a cross-encoder), which is not computed; use a "
+                "checkpoint that generates text."
+            )
+    if kind in FAMILIES:
+        return FAMILIES[kind]
+    if kind in WITH_PICTURES:
+        raise CheckpointError(
+            f"config.json of {kind}, which reads pictures, has no text_config, whose model is the part that is served; "
+            "download it again, or use a checkpoint of text alone."
+        )
+    near = get_close_matches(str(kind), FAMILIES, 1, 0.5)
+    nearest = f"the nearest that is served is {near[0]}; " if near else ""
+    supported = f"{nearest}supported model types are {', '.join(FAMILIES)}"
+    if "moe" in str(kind) or any(config.get(f) for f in ("num_local_experts", "num_experts", "n_routed_experts")):
+        raise CheckpointError(f"{kind} is a mixture of experts (MoE) of a kind that is not served; {supported}.")
+    if "auto_map" in config:
+        raise CheckpointError(f"{kind} needs remote code, which is never run; {supported}.")
+    name = ", ".join(config.get("architectures") or ["an unnamed architecture"])
+    raise CheckpointError(f"{name} (model type {kind}) is not supported; {supported}.")
