@@ -15,7 +15,7 @@ SUPER_BITS = 4.625
 """Bits of a weight in groups: its code, and its share of two scales in 8 bits and of their two factors."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class KernelMatrix:
     """weight [out, in] in floats, or int8 with `scale` float32 [out]; bias [out]."""
 
@@ -44,7 +44,7 @@ class KernelMatrix:
         return KernelMatrix(self.weight[at], scale, bias, self.parts)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, weakref_slot=True)
 class GroupedMatrix:
     """Codes of 4 bits; see `product._multiply4`."""
 
