@@ -22,6 +22,7 @@ from math import sqrt
 from pathlib import Path
 from statistics import median
 from time import perf_counter
+from typing import Any
 
 from paceline import LLM, SamplingParams
 from paceline.bench.prompts import encode, read_prompts
@@ -171,11 +172,11 @@ def main() -> None:
         "share | MiB | plan (draft, rows, drafted, at once) | predicted | measured | runner-up predicted | "
         "predecessor | measured | best of search | measured | plan / best"
     )
-    out = []
+    out = list[dict[str, Any]]()
     for share, budget, plan, other, mine, old, best in found:
         speed, most = bench.speed(mine, loads), bench.speed(best, loads)
         before = None if old is None else bench.speed(old, loads)
-        row = {
+        row: dict[str, Any] = {
             "share": share, "MiB": budget / 2**20, "plan": mine, "predicted": plan.score, "measured": speed,
             "runner-up": None if other is None else other.score, "predecessor": old, "its": before, "best": best,
             "most": most, "ratio": speed / most,

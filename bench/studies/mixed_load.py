@@ -44,7 +44,7 @@ def left_over(engine: Engine) -> list[str]:
     found, pool = [], engine.cache.pool
     engine.cache.check_integrity()
     desk = engine.desk
-    queues = {"running": desk.running, "waiting": desk.waiting, "reserved": [*desk.reserved]}
+    queues: dict[str, list[Any]] = {"running": desk.running, "waiting": desk.waiting, "reserved": [*desk.reserved]}
     for name, value in {**queues, "branches": [*desk.branches.holding()]}.items():
         if value:
             found.append(f"{len(value)} {name}")

@@ -164,14 +164,14 @@ def served(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, P
     names = list(models)
     rates = [1 / (rank + 1) for rank in range(len(names))]
     wishes = [(rng.choices(names, rates)[0], rng.choice(PROMPTS)) for _ in range(args.requests)]
-    budget = "1100M"
+    budget = "1160M"
     common = ["--port", "0", "--drafter", "none", "--threads", str(args.threads), "--max-requests", "8",
               "--max-model-len", "512"]  # fmt: skip
     zoo = [str(args.base), *common, "--memory", budget, *(p for n in names for p in ("--zoo", f"{n}={models[n]}"))]
     with tempfile.TemporaryDirectory() as folder:
         table = Path(folder) / "models.toml"
-        room = 'memory = "1100M"\n'
-        each = "".join(f'[models."{n}"]\nmodel = "{p}"\nmemory = "520M"\n' for n, p in models.items())
+        room = 'memory = "1160M"\n'
+        each = "".join(f'[models."{n}"]\nmodel = "{p}"\nmemory = "570M"\n' for n, p in models.items())
         table.write_text(room + each)
         for word, arguments in (("zoo", zoo), ("own", ["--models", str(table), *common])):
             if word not in args.engines:

@@ -14,7 +14,7 @@ def test_no_search_for_garbage_begins_at_the_start() -> None:
     try:
         with starting():
             assert not gc.isenabled()
-            kept = [[] for _ in range(1000)]
+            kept: list[list[int]] = [[] for _ in range(1000)]
         assert gc.isenabled() and gc.get_freeze_count() >= frozen + len(kept)
         with pytest.raises(ValueError), starting():
             raise ValueError

@@ -212,6 +212,15 @@ def test_models_that_are_no_fine_tunes_are_refused(
         engine({"base": tunes("llama")["base"], "other": other})
 
 
+def test_a_fine_tune_that_ends_its_texts_in_another_way_is_refused(
+    tunes: Callable[[str], dict[str, Path]], tmp_path: Path
+) -> None:
+    other = tuned(tmp_path / "other", (), 0)
+    (other / "generation_config.json").write_text('{"eos_token_id": [7, 9]}')
+    with pytest.raises(RefusalError, match="ends its texts with"):
+        engine({"base": tunes("llama")["base"], "other": other})
+
+
 @pytest.mark.parametrize("name", ["a[0:1]", "x+y", " ", "base"])
 def test_names_that_chains_could_not_tell_apart_are_refused(tunes: Callable[[str], dict[str, Path]], name: str) -> None:
     with pytest.raises(InputError, match="cannot be the name"):

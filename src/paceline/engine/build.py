@@ -86,7 +86,7 @@ def build(options: Options) -> tuple[Engine, Text]:
         )
     if vocabulary is not None and wish_of(options.draft_vocab or "").learns:
         engine.vocabulary = vocabulary
-    load_adapters(engine, options)
+    load_adapters(engine, text, options)
     start(engine, options)
     if files is not None:
         engine.keep_on_disk(files)
@@ -231,7 +231,7 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def load_adapters(engine: Engine, options: Options) -> None:
+def load_adapters(engine: Engine, text: Text, options: Options) -> None:
     """Serve the adapters of these options."""
     memory = None if options.lora_memory is None else parse_bytes(options.lora_memory)
     engine.session.adapters = made = Adapters(engine.model, options.max_loras, memory)
@@ -241,7 +241,7 @@ def load_adapters(engine: Engine, options: Options) -> None:
         log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
     if options.zoo:
         form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
-        load_zoo(made, cast(Decoder, engine.model), options, Path(str(paths(options)[0])).name, form)
+        load_zoo(made, cast(Decoder, engine.model), text, options, Path(str(paths(options)[0])).name, form)
 
 
 def start(engine: Engine, options: Options) -> None:

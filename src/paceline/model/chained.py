@@ -201,7 +201,7 @@ def check_alike(name: str, one: "Decoder", base: "Decoder") -> None:
         )
     if [it.rope for it in mine.attentions] != [it.rope for it in its.attentions]:
         raise RefusalError(f"{name} has another position scheme than the model; serve it by --models.")
-    if replace(mine, max_len=0) != replace(its, max_len=0):
+    if replace(mine, max_len=0, eos=()) != replace(its, max_len=0, eos=()):
         raise RefusalError(f"{name} differs from the model in its config; serve it by --models.")
     if one.packing.describe() != base.packing.describe():
         raise RefusalError(

@@ -259,6 +259,7 @@ FAMILIES: dict[str, Family] = {
             first="moe_layer_start_index",
             last="moe_layer_end_index",
             corrected=True,
+            least="moe_norm_min",
         ),
     ),
     "granitemoe": Family(

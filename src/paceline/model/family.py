@@ -124,6 +124,8 @@ class Mixed:
     methods: dict[str, bool] | None = None
     """Values of `topk_method`, and whether experts are then chosen by groups."""
     group_best: int = 2
+    least: str = ""
+    """Config field below which the sum of the weights does not fall; served are values that cannot matter."""
     enabled: str = ""
     """Config field that says whether there are mixtures, which then stand next to the dense parts."""
 

@@ -11,10 +11,12 @@ from paceline.model.blocks import ACTIVATE, BesideMixture, Mixture
 from paceline.model.groups import GROUP
 from paceline.model.norms import Norm
 from paceline.model.packed import halves
+from paceline.model.parts import Prepared
 from paceline.model.per_token import LayerClose, TokenInputs
 from paceline.model.spec import Attention, Latent
 
 if TYPE_CHECKING:
+    from paceline.model.linear import Packing
     from paceline.model.loader import Loader
 
 LATENT_EPS = 1e-6
@@ -89,9 +91,13 @@ class PartLoader:
         def rows() -> Tensor:
             return self.loader.take(f"{table}.weight", spec.token_vocab, every)
 
+        def prepare(form: Packing) -> Prepared:
+            mark, found = len(self.loader.fingerprint.parts), rows()
+            return Prepared(self.loader.key(table, mark), lambda: form.pack(found, None))
+
         packed = form is not None and every % GROUP == 0
         return TokenInputs(
-            keep.linear(table, lambda: form.pack(rows(), None)) if packed and form else keep.tensor(table, rows),
+            keep.linear(table, lambda: prepare(form)) if packed and form else keep.tensor(table, rows),
             torch.tensor(math.sqrt(width), dtype=dtype).item(),  # rounded as the embedding's
             self.loader.linear("", (projection,), (every,), spec.hidden, False),
             spec.hidden**-0.5,

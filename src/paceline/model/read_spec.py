@@ -35,6 +35,8 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "relu2": "relu2",
     "swiglu_clamped": "swiglu_clamped",
 }
+LEAST_SHARE = 1e-6
+"""Sum of experts' shares that no token is known to stay below."""
 STRETCH = "llama_4_scaling_beta"
 """The rotation's parameter of `Family.stretched`."""
 
@@ -273,6 +275,11 @@ def mixture(config: Any, form: Mixed) -> Experts:
     count, active, width = (int(getattr(config, name)) for name in (form.count, form.active, form.width))
     if not 1 <= active <= count:
         raise CheckpointError(f"config.json: {form.active} is {active}, but it must be 1 to {form.count}, {count}.")
+    if form.least and getattr(config, form.least) > LEAST_SHARE:
+        raise CheckpointError(
+            f"config.json: {form.least} is {getattr(config, form.least)}, which would change the weights of experts; "
+            f"served are values up to {LEAST_SHARE}."
+        )
     groups, used = (1, 1)
     if form.groups is not None and (form.methods is None or by_groups(config, form.methods)):
         groups, used = (int(getattr(config, name)) for name in form.groups)

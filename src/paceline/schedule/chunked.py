@@ -25,8 +25,9 @@ and a choice over the vocabulary, up to a millisecond that no forecast of passes
 class Forecast(Protocol):
     """Predicts what steps take, in seconds; the engine's is `plan.cost.StepTimes`."""
 
-    measured: bool
-    """Were passes of many sizes timed on this machine?"""
+    @property
+    def measured(self) -> bool:
+        """Were passes of many sizes timed on this machine?"""
 
     def predict(self, work: Work) -> float:
         """Seconds of a step without drafts."""
