@@ -7,6 +7,7 @@ from xml.etree import ElementTree
 import pytest
 import torch
 
+from paceline.attend import reference
 from paceline.bench import profile as module
 from paceline.bench.profile import (
     DISPATCH,
@@ -28,7 +29,6 @@ from paceline.engine.build import build
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
-from paceline.model import blocks
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from paceline.native.structs import NATIVE_PARTS as NATIVE
@@ -126,7 +126,7 @@ def test_nothing_stays_wrapped(target: Path) -> None:
     engine, _ = build(options(target, drafter=chain))
     model: Any = engine.model
     before = (
-        blocks.rotate_,
+        reference.rotate_,
         model.weights.norm,
         model.weights.blocks,
         model.weights.blocks[0].mixer.qkv,
@@ -134,7 +134,7 @@ def test_nothing_stays_wrapped(target: Path) -> None:
     )
     measure(engine, GREEDY.resolve({}), rounds=1)
     after = (
-        blocks.rotate_,
+        reference.rotate_,
         model.weights.norm,
         model.weights.blocks,
         model.weights.blocks[0].mixer.qkv,

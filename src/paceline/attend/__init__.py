@@ -2,11 +2,13 @@
 
 import logging
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from paceline.attend.device import Device, tensors_on
 from paceline.core.rows import Rows, RowsBuilder
 
 log = logging.getLogger("paceline")
@@ -34,21 +36,25 @@ class Attend(Protocol):
         [T, heads * head_dim] in the compute dtype. Each layer is written at most once after `prepare`.
         """
 
+    def turned(self, layer: int, qkv: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        """`forward` of queries, keys and values [T, heads + 2 kv_heads, head_dim] that are not rotated, which may be
+        done in place; `turn`: cos and signed sin [T, 1, rotated] of the rows' positions."""
+
 
 Make = Callable[[Tensor, Sequence[int | None], int, float, float | None], Attend]
 """From pool, window of each layer or None, heads, scale of the scores and their soft cap or None."""
 
 
-def quickest(device: torch.device, dtype: torch.dtype) -> Make:
+def quickest(device: Device, dtype: torch.dtype) -> Make:
     """What there is for a pool of this dtype on this device, and works there."""
     from paceline.attend.fused import Fused
 
-    if device.type != "cuda" or dtype is torch.float64:
+    if not str(device).startswith("cuda") or dtype is torch.float64:
         return Fused
     try:
         from paceline.attend.triton import Triton
 
-        if agree(Triton, Fused, device, dtype):
+        if agree(Triton, Fused, tensors_on(device), dtype):
             return Triton
         log.warning("Attention's kernels are wrong on this device; it runs in PyTorch, slower. Please report it.")
     except ImportError:
@@ -58,6 +64,7 @@ def quickest(device: torch.device, dtype: torch.dtype) -> Make:
     return Fused
 
 
+@cache
 def agree(one: Make, other: Make, device: torch.device, dtype: torch.dtype) -> bool:
     """Do both say the same of a prompt and of a tree behind a text?"""
     builder, stream = RowsBuilder(), torch.Generator().manual_seed(0)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from paceline.attend.batches import PaddedBatch, Run, WindowPart, pad, split
+from paceline.attend.turn import rotate_
 from paceline.core.rows import Rows
 
 SCORES = 1 << 22
@@ -102,6 +103,11 @@ class Reference:
             part = self.attend(layer, batch, q[batch.index.flatten()], stored)
             out[batch.target] = part if batch.keep is None else part[batch.keep]
         return out
+
+    def turned(self, layer: int, qkv: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
+        rotate_(qkv.narrow(1, 0, self.heads + self.kv_heads), turn)
+        kv = qkv.narrow(1, self.heads, 2 * self.kv_heads).view(len(qkv), 2, self.kv_heads, self.head_dim)
+        return self.forward(layer, qkv.narrow(1, 0, self.heads), kv)
 
     def attend(self, layer: int, batch: PaddedBatch, q: Tensor, stored: Tensor) -> Tensor:
         """q [R * M, heads, head_dim] in the batch's order -> [R * M, heads * head_dim]."""

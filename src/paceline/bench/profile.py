@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
+from paceline.attend import reference
+from paceline.attend.turn import rotate_
 from paceline.bench import context as contexts
 from paceline.bench.busy import CpuWatch
 from paceline.bench.files import save, save_json
@@ -29,10 +31,9 @@ from paceline.core.request import Request
 from paceline.engine.build import build
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
-from paceline.model import attending, blocks
+from paceline.model import attending
 from paceline.model.decoder import Decoder
 from paceline.model.native import NativeDecoder
-from paceline.model.rotary import rotate_
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -185,14 +186,16 @@ def forward_parts(model: object, clock: PartClock, native: torch.Tensor) -> Iter
     if not isinstance(model, Decoder):
         return
     weights = model.weights
+    yield model, "graphs", None  # whose parts cannot be timed
     yield model, "embed", clock.wrap(EMBEDDING, model.embed)
     yield model, "logits", clock.wrap(HEAD, model.logits)
     yield model, "rotaries", [clock.wrap(ROPE, rotary) for rotary in model.rotaries]
-    for module in (blocks, attending):
+    for module in (reference, attending):
         yield module, "rotate_", clock.wrap(ROPE, rotate_)
     for pool in model.pools:
+        attends = "forward" if isinstance(pool, reference.Reference) else "turned"
         yield pool, "prepare", clock.wrap(ATTENTION, pool.prepare)
-        yield pool, "forward", clock.wrap(ATTENTION, pool.forward)
+        yield pool, attends, clock.wrap(ATTENTION, getattr(pool, attends))
     yield weights, "norm", clock.wrap(NORMS, weights.norm)
     for block in weights.blocks:
         dense = [*getattr(block.ffn, "experts", [block.ffn])]

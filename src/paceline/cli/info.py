@@ -29,11 +29,12 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     """Describe the model; the arguments are the command's."""
     from paceline.draft.head import facts_of, method_of
     from paceline.engine.budget import memory_of
-    from paceline.engine.build import check_device, paths, provided
+    from paceline.engine.build import paths, provided
+    from paceline.engine.gpu import check_device
     from paceline.engine.text import Text
     from paceline.model.load import inspect
 
-    check_device(engine.device)
+    check_device(engine.device, engine.dtype)
     if engine.model is not None and (alone := config_alone(str(engine.model))) is not None:
         say_sizes(alone, as_json=as_json)
         return

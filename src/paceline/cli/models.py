@@ -111,12 +111,13 @@ def packed_from(file: Path, name: str) -> bool:
 
 def pack(engine: EngineArgs) -> None:
     """Pack model and draft now, so that the next start only reads them."""
-    from paceline.engine.build import check_device, paths
+    from paceline.engine.build import paths
+    from paceline.engine.gpu import check_device
     from paceline.model import store
     from paceline.model.checkpoint import open_tensors, read_config, resolve
     from paceline.model.load import pack_to, packing_of
 
-    check_device(engine.device)
+    check_device(engine.device, engine.dtype)
     model, _ = paths(engine.options())
     path = resolve(model, engine.revision, engine.token)
     spec = read_config(path, engine.max_model_len)

@@ -70,6 +70,9 @@ class Rows:
     """Hidden states to return: `input:i` (input of layer i), `pre_norm`, `post_norm` (before and behind the final
     norm). InputError when the program has no such place."""
 
+    tokens: "Tensor | None" = None
+    """[T] on the device, in place of those in `numbers`, where only the device knows them."""
+
     @property
     def count(self) -> int:
         """T"""
@@ -81,11 +84,19 @@ class Rows:
         return len(self.numbers) - 4 * self.count - len(self.segments) * self.width
 
     @cached_property
+    def bounds(self) -> "Tensor":
+        """[R, 4] int64 on the device: start, given, nodes and base of each segment."""
+        import torch
+
+        return torch.tensor([segment[:4] for segment in self.segments]).to(self.device)
+
+    @cached_property
     def _tensors(self) -> "Sequence[Tensor]":
         import torch
 
         lengths = [self.count] * 4 + [len(self.segments) * self.width, self.wanted]
-        return torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).split_with_sizes(lengths)
+        parts = torch.frombuffer(self.numbers, dtype=torch.int64).to(self.device).split_with_sizes(lengths)
+        return parts if self.tokens is None else (self.tokens, *parts[1:])
 
     @property
     def token(self) -> "Tensor":

@@ -183,7 +183,7 @@ class DySpec(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.native = cast(Chains, self.model) if "chain" in self.model.abilities else None
+        self.native = cast(Chains, self.model) if hasattr(self.model, "drafting") else None
         self.chances = Apart(ChildChances)
 
     def plant(self, tree: Tree) -> None:

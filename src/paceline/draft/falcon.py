@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from paceline.attend.turn import rotate_
 from paceline.core.errors import CheckpointError
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Offers
@@ -31,7 +32,6 @@ from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward
 from paceline.model.linear import Linear, Packing, plain
 from paceline.model.norms import Norm
-from paceline.model.rotary import rotate_
 
 FALCON = "falcon"
 LSTM_ROWS = 16

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from paceline.attend import Attend
+from paceline.attend.turn import rotate_
 from paceline.core.rows import Rows
 from paceline.model import pages
 from paceline.model.decoder import unpacked
 from paceline.model.linear import Packing
-from paceline.model.rotary import Rotary, rotate_
+from paceline.model.rotary import Rotary
 from paceline.model.spec import Rope
 
 ABSENT_LOGIT = -1e30

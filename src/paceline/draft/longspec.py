@@ -17,6 +17,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from paceline.attend.turn import rotate_
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Ability, Embeds, KeySource, Rowless
 from paceline.core.errors import CheckpointError
@@ -31,7 +32,7 @@ from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward
 from paceline.model.linear import Linear, Packing, plain
 from paceline.model.norms import Norm
-from paceline.model.rotary import Rotary, rotate_
+from paceline.model.rotary import Rotary
 
 LONGSPEC = "longspec"
 READ_ROWS = 512

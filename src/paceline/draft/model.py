@@ -35,7 +35,7 @@ at each round. q(x) says little of it: with shared noise a token is kept far mor
 
 
 class Chains(Protocol):
-    """A draft model with the ability `chain`."""
+    """A draft model with the ability `chain`; `drafting` is the native library's alone."""
 
     def chain(
         self,

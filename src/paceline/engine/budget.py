@@ -15,7 +15,9 @@ from paceline.draft.vocabulary import wish_of
 from paceline.engine import calibrate, learned
 from paceline.engine.adapters import adapters_of
 from paceline.engine.config import EngineConfig
+from paceline.engine.gpu import room_for_blocks
 from paceline.engine.options import Options
+from paceline.engine.ranks import part_of
 from paceline.engine.tunes import zoo_bytes
 from paceline.model.checkpoint import DTYPES, read_config
 from paceline.model.footprint import Footprint
@@ -115,15 +117,14 @@ def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
     if options.memory is not None:
         return chosen(options, path, draft).plan.shape
     blocks, memory = options.blocks, memory_of(options, path, draft)
+    rows = max(options.row_budget, options.max_requests)
     if blocks is None:
-        import psutil
-
         models = [m for m in (memory.target, memory.draft) if m is not None]
         several = max(m.unit for m in models)  # blocks that fill whole units of every pool
         each = sum(m.held(several, memory.block_size) for m in models) / several
         contexts = -(-memory.max_len // memory.block_size) * options.max_requests
-        blocks = max(1, min(int(psutil.virtual_memory().available / 4 / each), contexts))
-    rows = max(options.row_budget, options.max_requests)
+        room = room_for_blocks(options.device, sum(m.weights for m in models), memory.target.scratch(rows, 1, rows))
+        blocks = max(1, min(int(room / each), contexts))
     return BudgetShape(blocks, rows, rows, options.max_requests, MEMORIES[1])
 
 
@@ -144,7 +145,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
         return spec, packing_of(at, spec, options.dtype, quantize, options.device, kv_dtype=options.kv_dtype)
 
     spec, packing = of(path, options.max_model_len, options.quantize)
-    target = measure(path, spec, packing)
+    target = part_of(measure(path, spec, packing), options.tensor_parallel)
     head = draft is not None and method_of(draft) is not None
     if draft is not None and head:
         check_fit(draft, facts_of(draft), spec.hidden, spec.vocab)

@@ -1,13 +1,13 @@
 """From a user's options to an engine with its text half."""
 
 import logging
-import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
+from paceline.attend.device import tensors_on
 from paceline.core.component import DRAFT, TARGET, Component, Narrows, with_files
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.core.plan import Work
@@ -24,9 +24,11 @@ from paceline.engine.budget import chosen, drafts_in, memory_of, parse_bytes, pr
 from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
 from paceline.engine.experts import check_experts, spread
+from paceline.engine.gpu import check_device, named_memory
 from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
+from paceline.engine.ranks import check_ranks, cut
 from paceline.engine.text import Text
 from paceline.engine.tunes import load_zoo
 from paceline.model.catalogue import CATALOGUE, recommended
@@ -35,12 +37,14 @@ from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 from paceline.model.opened import opened_once
 from paceline.plan.memory import BudgetShape
+from paceline.sample.drawn import drawn
 
 if TYPE_CHECKING:
     from paceline.core.user import UserFn
     from paceline.engine.block_files import BlockFiles
 
 log = logging.getLogger("paceline")
+LOADING_ADVICE = "use fewer blocks, a smaller max_model_len, quantize int8 or int4, or tensor_parallel"
 DEMO = Path(__file__).parent.parent / "demo"
 
 
@@ -57,8 +61,12 @@ def build(options: Options) -> tuple[Engine, Text]:
         _check_pair(name, options.verifier, provided(pair.draft, pair.kind) | ({"callable"} if user else set()))
         shape, pair = afforded(options, pair)
         block = block_size_of(options, pair)
-        text, model = target(options, pair)
-        components = drafting(options, pair, model, text)
+        with named_memory("while the model was loaded", LOADING_ADVICE):
+            text, model = target(options, pair)
+            components = drafting(options, pair, model, text)
+    for decoder in (model, *components.values()):
+        if isinstance(decoder, Decoder):
+            decoder.draws(drawn)
     fixed = {} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes)
     prices = {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row} if options.nodes is None else {}
     config = EngineConfig.of(
@@ -72,7 +80,10 @@ def build(options: Options) -> tuple[Engine, Text]:
 
     known = learned.recall(options)
     vocabulary = narrowed(options, model, components, text)
-    engine = Engine(model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known)
+    with named_memory("while the K/V cache was made", LOADING_ADVICE):
+        engine = Engine(
+            model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known
+        )
     if vocabulary is not None and wish_of(options.draft_vocab or "").learns:
         engine.vocabulary = vocabulary
     load_adapters(engine, text, options)
@@ -156,7 +167,9 @@ def target(options: Options, pair: Pair) -> tuple[Text, Decoder]:
 
 
 def loaded(options: Options, path: Path) -> Decoder:
-    """The target, in this process or with its experts in several."""
+    """The target, in this process, or with its experts or parts of its matrices in several."""
+    if options.tensor_parallel > 1:
+        return cut(options, path)
     if options.expert_parallel == 1:
         return load_model(path, **form_of(options, options.quantize), max_len=options.max_model_len)
     return spread(options, path)
@@ -295,12 +308,13 @@ def check_options(options: Options) -> None:
         if value is not None and value < minimum:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
     check_experts(options)
+    check_ranks(options)
     if options.substitute and not options.zoo:
         raise InputError("substitute is given, but there is no zoo whose layers it could be about; give both.")
     policy(options.eviction)
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)
-    check_device(options.device)
+    check_device(options.device, options.dtype)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)
 
@@ -341,7 +355,7 @@ def check_overlap(overlap: str, device: str) -> None:
     """Raise InputError for a placement that is not known, or that this device does not have."""
     from paceline.engine.placement import placement
 
-    placement(overlap, device)
+    placement(overlap, tensors_on(device))
 
 
 def check_online(online: float, drafter: object) -> None:
@@ -350,18 +364,6 @@ def check_online(online: float, drafter: object) -> None:
         raise InputError(f"online is {online}, but it must be a share of a core, from 0 (off) to 1.")
     if online and drafter != "crossvocab":
         raise RefusalError(f"online is {online}, but only the drafter crossvocab learns while it serves; name it.")
-
-
-def check_device(device: str) -> None:
-    """Raise InputError for a device that is not served, or that this machine or this torch does not have."""
-    if not re.fullmatch(r"cpu|cuda(:\d+)?", device):
-        raise InputError(f"device is {device!r}, but it must be cpu, cuda or cuda:N.")
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError):
-        count = torch.cuda.device_count()
-        have = f"this torch sees {count} such GPUs" if count else "this torch sees no such GPU"
-        raise InputError(f"device is {device!r}, but {have}; use cpu.") from None
 
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
@@ -21,10 +21,16 @@ from paceline.engine.config import Timer
 from paceline.engine.judge import Judge, add_prompt_logprobs
 from paceline.engine.layout import Layout, lay_out
 from paceline.engine.placement import Done, Placement, Ticket
+from paceline.engine.watch import Seconds, watch_for
 from paceline.model import spans
 
 if TYPE_CHECKING:
     from paceline.engine.drafters import Drafts
+
+
+def nothing() -> float:
+    """Seconds of what was not computed."""
+    return 0.0
 
 
 def nothing_judged(place: int) -> Tensor:
@@ -59,12 +65,12 @@ class Started:
 
     layout: Layout
     rows: Rows
-    ticket: "Ticket[tuple[Out, float]]"
+    ticket: "Ticket[tuple[Out, Seconds]]"
     at: float
     """When they began, in seconds."""
     exits: dict[int, Tensor] = field(default_factory=dict)
     """{place: logits [rows, V] of the target's lower layers, of its root and its nodes}"""
-    before: float = 0.0
+    before: Seconds = nothing
     """Seconds of the lower layers."""
     taps: dict[str, Tensor] = field(default_factory=dict)
     """Hidden states that those gave."""
@@ -83,7 +89,7 @@ class Compute:
         place: Placement,
     ) -> None:
         self.model, self.judge, self.timer, self.clock, self.ends = model, judge, timer, clock, ends
-        self.place = place
+        self.place, self.watch = place, watch_for(model.device, clock)
 
     def start(self, plan: Plan, txns: Sequence[Txn], drafts: "Drafts") -> Started:
         """Begin the step's passes. They continue to run if a drafter works meanwhile, else they are done."""
@@ -97,22 +103,17 @@ class Compute:
         if drafts.run:
             texts = [self._continuation(item, plan.passes) for item in plan.items]
             run = cast(Runs, self.model).run
-            return Started(layout, rows, Done(lambda: self._timed(run, rows, plan.passes, texts, drafts.proposer)), at)
+            return Started(
+                layout, rows, Done(lambda: self.watch.time(run, rows, plan.passes, texts, drafts.proposer)), at
+            )
         if not any(item.further for item in plan.items):
-            begun = Done(lambda: self._timed(spans.forward, self.model, rows, entries, exits))
+            begun = Done(lambda: self.watch.time(spans.forward, self.model, rows, entries, exits))
             return Started(layout, rows, begun, at)
-        started, upper = Started(layout, rows, Done(lambda: (Out(Tensor()), 0.0)), at), rows
+        started, upper = Started(layout, rows, Done(lambda: (Out(Tensor()), nothing)), at), rows
         if drafts.exit and "program" in self.model.abilities and not any(drafts.entries):
-            upper = self._enter(plan, started, drafts.exit)
-        started.before = self.clock() - at
-        started.ticket = self.place.start(lambda: self._timed(spans.forward, self.model, upper, drafts.entries))
+            upper, started.before = self.watch.time(self._enter, plan, started, drafts.exit)
+        started.ticket = self.place.start(lambda: self.watch.time(spans.forward, self.model, upper, drafts.entries))
         return started
-
-    def _timed(self, call: Callable[..., Out], *args: Any) -> tuple[Out, float]:
-        """What a call gives, and its seconds."""
-        started = self.clock()
-        out = call(*args)
-        return out, self.clock() - started
 
     def _enter(self, plan: Plan, started: Started, share: float) -> Rows:
         """Run the target's lower layers, with the head behind them; the pass over the others."""
@@ -131,10 +132,9 @@ class Compute:
         """Wait for the passes, judge what they say, and tell each item what it got."""
         out, seconds = started.ticket.collect()
         layout, rows, out.taps = started.layout, started.rows, {**started.taps, **out.taps}
-        done = Computed([], target=started.before + seconds - out.drafting, drafting=out.drafting, error=out.error)
-        if drafts.grown:
-            done.saved = done.target + drafts.beside - (self.clock() - started.at)
-        self.timer.target += done.target
+        done = Computed([], drafting=out.drafting, error=out.error)
+        if drafts.grown:  # drafters that ran meanwhile have waited for its end
+            done.saved = started.before() + seconds() - out.drafting + drafts.beside - (self.clock() - started.at)
         for number, name in enumerate(drafts.names):
             if name in drafts.grown:
                 hang(drafts.forest, number, drafts.forests[name], drafts.grown[name], layout.children)
@@ -147,7 +147,9 @@ class Compute:
             self._judged(plan, drafts, layout, out, verdict, done)
         self._tapped(plan, rows, out, done)
         self._held(plan, txns, rows, out)
-        self.timer.sample += self.clock() - judging
+        done.target = started.before() + seconds() - out.drafting  # on a GPU the verdict has waited for the pass
+        self.timer.target += done.target
+        self.timer.sample += max(0.0, self.clock() - max(judging, started.at + done.target + done.drafting))
         return done
 
     def _continuation(self, item: Item, passes: int) -> Continuation:

@@ -1,6 +1,7 @@
 """The loop: propose cheaply, verify exactly, commit or roll back. There are no phases (D1)."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import asdict, replace
 from time import monotonic, perf_counter
 from typing import Any
 
@@ -25,6 +26,7 @@ from paceline.engine.desk import Desk
 from paceline.engine.disk_cache import DiskCache
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.drafters import DrafterPool, Drafts
+from paceline.engine.gpu import named_memory
 from paceline.engine.identity import root_of
 from paceline.engine.judge import Judge
 from paceline.engine.measured import measured, read_texts
@@ -139,8 +141,9 @@ class Engine:
 
     def snapshot(self) -> Snapshot:
         """What the engine has done. For its own thread, between steps."""
-        loads = getattr(self.model, "expert_loads", 0)
-        return snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals, loads)
+        loads, graphs = getattr(self.model, "expert_loads", 0), getattr(self.model, "graphs", None)
+        found = snapshot(self.desk.running, self.desk.waiting, self.cache.pool, self.desk.totals, loads)
+        return found if graphs is None else replace(found, gpu=asdict(graphs.counts))
 
     def submit(self, prompt: Sequence[int], params: SamplingParams, *, lineage: tuple[int, ...] = ()) -> list[Request]:
         """Queue one prompt (token ids) and return its `params.n` requests. Raises InputError, RefusalError or
@@ -192,7 +195,8 @@ class Engine:
             txns += self.desk.begin(plan)
             keep(self.components, self.cache)
             drafts = self.drafters.draft(plan, txns)
-            computed = self._compute(plan, txns, drafts)
+            with named_memory("in a step", f"start with a row_budget below {self.config.row_budget}, or fewer blocks"):
+                computed = self._compute(plan, txns, drafts)
         except BaseException:
             for txn in txns:
                 txn.abort()

@@ -170,6 +170,10 @@ class Options(StepOptions):
     lora_memory: Annotated[
         str | int | None, _serving("Bytes for all adapters in memory, such as 512M. Default: max_loras alone limits.")
     ] = None
+    tensor_parallel: Annotated[
+        int,
+        _any("Processes, or GPUs, that share each matrix by its outputs; 1: all is in this one."),
+    ] = 1  # fmt: skip
     expert_parallel: Annotated[
         int,
         _any("Processes that share the experts of a mixture, each with memory of its own (in dtype, without "
@@ -225,6 +229,7 @@ class EngineOptions(TypedDict, total=False):
     substitute: "Sequence[str | Path]"
     max_loras: int
     lora_memory: str | int | None
+    tensor_parallel: int
     expert_parallel: int
     expert_table: Path | str | None
     memory: str | int | None

@@ -1,6 +1,6 @@
 """What an engine has done so far: written by its thread alone, read by others as a frozen `Snapshot`."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from paceline.cache.blocks import BlockPool
@@ -72,6 +72,9 @@ class Snapshot:
     totals: Totals
     expert_loads: int = 0
     """How often the weights of an expert of a mixture were read."""
+    gpu: Mapping[str, int | str] = field(default_factory=dict)
+    """What became of passes on a GPU: how many were captured as graphs, replayed, and run kernel by kernel (`eager`),
+    and why none is captured any more (`failed`)."""
 
     @property
     def speculation(self) -> SpecStats:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from paceline.attend import Attend
+from paceline.attend.turn import rotate_
 from paceline.model.linear import Linear
 from paceline.model.norms import Norm
-from paceline.model.rotary import Turn, rotate_
+from paceline.model.rotary import Turn
 
 
 @dataclass(slots=True)

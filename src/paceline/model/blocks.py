@@ -15,7 +15,7 @@ from paceline.model.linear import Linear
 from paceline.model.norms import Norm
 from paceline.model.per_token import LayerClose
 from paceline.model.recurrent import GatedConv, Recurrence
-from paceline.model.rotary import Turn, rotate_
+from paceline.model.rotary import Turn
 from paceline.model.spec import Experts, ModelSpec
 from paceline.model.state import Scan
 
@@ -57,12 +57,9 @@ class SelfAttention:
             sizes = [(turned + spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim]
             projected, gate = projected.split_with_sizes(sizes, -1)
         qkv = projected.view(len(x), turned + spec.kv_heads, spec.head_dim)
-        q_and_k = qkv.narrow(1, 0, turned)
         if self.head_norm is not None:
-            q_and_k.copy_(self.head_norm(q_and_k))
-        rotate_(q_and_k, turn)
-        kv = qkv.narrow(1, spec.heads, 2 * spec.kv_heads).view(len(x), 2, spec.kv_heads, spec.head_dim)
-        mixed = attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv)
+            self.head_norm.over_(qkv.narrow(1, 0, turned))
+        mixed = attend.turned(self.index, qkv, turn)
         return self.out(mixed if gate is None else mixed * gate.sigmoid())
 
     def projected(self, x: Tensor) -> Tensor:
@@ -93,16 +90,24 @@ class FeedForward:
     spec: ModelSpec
     gate_up: Linear
     down: Linear
+    gates: Callable[[Tensor], Tensor] | None = None
+    """A kernel in place of activation and product."""
 
     def __call__(self, x: Tensor) -> Tensor:
+        return self.down(self.mixed(self.gate_up(x)))
+
+    def mixed(self, both: Tensor) -> Tensor:
+        """[T, width] of gates and what they gate [T, 2 * width], or of [T, width] where nothing is gated."""
+        if self.gates is not None:
+            return self.gates(both)
         if self.spec.activation == "swiglu_clamped":
-            gate, up = self.gate_up(x).chunk(2, -1)
-            return self.down(clamped(gate, up, *self.spec.swiglu))
+            gate, up = both.chunk(2, -1)
+            return clamped(gate, up, *self.spec.swiglu)
         activate = ACTIVATE[self.spec.activation]
         if not self.spec.gated:
-            return self.down(activate(self.gate_up(x)))
-        gate, up = self.gate_up(x).chunk(2, -1)
-        return self.down(activate(gate).mul_(up))
+            return activate(both)
+        gate, up = both.chunk(2, -1)
+        return activate(gate).mul_(up)
 
 
 def clamped(gate: Tensor, up: Tensor, slope: float, limit: float) -> Tensor:
@@ -221,15 +226,23 @@ class Block:
         return self.mixer if isinstance(self.mixer, GatedConv | Recurrence) else None
 
     def attend(
-        self, x: Tensor, entry: Tensor | None, turn: Turn | None, attend: Attend | None, scan: Scan | None = None
+        self,
+        x: Tensor,
+        entry: Tensor | None,
+        turn: Turn | None,
+        attend: Attend | None,
+        scan: Scan | None = None,
+        normed: Tensor | None = None,
+        feeds: bool = True,
     ) -> Tensor | None:
         """Add the mixer's contribution to the residual stream x [T, hidden], in place. It reads `entry`, if there
-        is one, not x. `turn`: of attention, `scan`: of a recurrent mixer. What the feed-forward part is to read, where
-        that is not the stream."""
+        is one, not x. `turn`: of attention, `scan`: of a recurrent mixer; `normed`: what an earlier part gave for it.
+        `feeds`: does the feed-forward part follow? What that is to read, where it is known."""
         if self.mixer is None:
             return None
         stream = x if entry is None else entry
-        normed = stream if self.attention_norm is None else self.attention_norm(stream)
+        if normed is None:
+            normed = stream if self.attention_norm is None else self.attention_norm(stream)
         if (attention := self.attention) is not None:
             assert turn is not None and attend is not None
             y = attention(normed, turn, attend)
@@ -237,18 +250,26 @@ class Block:
             assert scan is not None
             beside = recurrence(normed, scan)
             y = beside if attention is None else y + beside
-        self.contribute(x, y if self.attention_post_norm is None else self.attention_post_norm(y))
-        return normed if self.spec.parallel else None
+        y = y if self.attention_post_norm is None else self.attention_post_norm(y)
+        if self.spec.parallel:
+            self.contribute(x, y)
+            return normed
+        return self.contribute(x, y, self.ffn_norm if feeds and self.ffn is not None else None)
 
-    def feed(self, x: Tensor, normed: Tensor | None = None) -> None:
-        """Add the feed-forward part's contribution, in place. `normed`: what `attend` gave."""
+    def feed(self, x: Tensor, normed: Tensor | None = None, then: Norm | None = None) -> Tensor | None:
+        """Add the feed-forward part's contribution, in place. `normed`: what `attend` gave. The norm `then` of the
+        sum."""
         if self.ffn is None:
-            return
+            return None
         norm = self.attention_norm if self.spec.parallel else self.ffn_norm
         if normed is None:
             normed = x if norm is None else norm(x)
         y = self.ffn(normed, x) if isinstance(self.ffn, BesideMixture) else self.ffn(normed)
-        self.contribute(x, y if self.ffn_post_norm is None else self.ffn_post_norm(y))
+        return self.contribute(x, y if self.ffn_post_norm is None else self.ffn_post_norm(y), then)
 
-    def contribute(self, x: Tensor, y: Tensor) -> None:
-        x.add_(y if self.spec.residual_scale == 1 else y.mul_(self.spec.residual_scale))
+    def contribute(self, x: Tensor, y: Tensor, norm: Norm | None = None) -> Tensor | None:
+        y = y if self.spec.residual_scale == 1 else y.mul_(self.spec.residual_scale)
+        if norm is not None:
+            return norm.joined(x, y)
+        x.add_(y)
+        return None

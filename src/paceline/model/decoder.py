@@ -1,7 +1,7 @@
 """The decoder: one forward pass over flat rows, for every family."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -31,9 +31,12 @@ from paceline.model.spec import Attention, ModelSpec
 from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
+    from paceline.core.proposer import Continuation, Proposer
     from paceline.model.chained import ChainTable
+    from paceline.model.gpu.graphs import Graphs
+    from paceline.model.gpu.loops import Draw
     from paceline.model.native_adapters import NativeAdapters
-    from paceline.model.spread.group import ExpertGroup
+    from paceline.model.spread.ranks import SpreadRanks
 
 FINAL_NORM_TAPS = ("pre_norm", "post_norm")
 """Hidden states before and behind the final norm."""
@@ -89,8 +92,16 @@ class Decoder:
         self.narrowed: NarrowHead | None = None
         self.before: list[Callable[[Rows], None]] = []
         """Calls with the rows of a pass, before its layers."""
-        self.spread: ExpertGroup | None = None
-        """The processes that hold its experts, where others than this one do."""
+        self.spread: SpreadRanks | None = None
+        """The processes that hold its experts, or parts of its matrices, where others than this one do."""
+        self.following: list[Norm | None] = [None] * len(spec.layers)
+        """The norm that reads the stream behind each layer, where one kernel adds and norms."""
+        self.draw: Draw | None = None
+        """Draws tokens by temperature alone."""
+        self.graphs: Graphs | None = None
+        """Passes that are captured and replayed, on a GPU."""
+        self.kernels: Callable[[Tensor, Tensor, torch.dtype, float], Tensor] | None = None
+        """Look-up of embeddings, where that is a kernel."""
         self.drafts = False
         """Has every pass logits of the draft vocabulary alone?"""
         self.exact = torch.float64 if self.dtype == torch.float64 else torch.float32
@@ -107,10 +118,43 @@ class Decoder:
     def adapt(self) -> "AdapterTable | NativeAdapters":
         """The table of its adapters, made when first asked for. RefusalError where others hold its experts."""
         if self.spread is not None:
-            raise RefusalError("Adapters and expert_parallel cannot be combined; leave one of them out.")
+            raise RefusalError(f"Adapters and {self.spread.option} cannot be combined; leave one of them out.")
+        if self.packing.kernels and self.spec.mixtures:
+            raise RefusalError("Adapters of mixtures are not served on a GPU; use device cpu.")
         if self.adapters is None:
             self.adapters = AdapterTable(self.spec, self.weights.blocks, self.device, self.compute)
         return self.adapters
+
+    def run(self, rows: Rows, passes: int, texts: "Sequence[Continuation]", proposer: "Proposer | None" = None) -> Out:
+        """`core.component.Runs`, where tokens can be drawn on its device."""
+        from paceline.model.gpu.loops import run
+
+        assert self.draw is not None
+        with torch.inference_mode():
+            return run(self, self.draw, self.block_size, rows, passes, texts, proposer)
+
+    def chain(
+        self,
+        rows: Rows,
+        most: list[int],
+        temperature: list[float],
+        keys: list[list[int]],
+        worth: list[float],
+        share: float,
+        sharp: float,
+    ) -> list[list[int]]:
+        """`draft.model.Chains.chain`, likewise."""
+        from paceline.model.gpu.loops import chain
+
+        assert self.draw is not None
+        with torch.inference_mode():
+            return chain(self, self.draw, self.block_size, rows, most, temperature, keys, worth, share, sharp)
+
+    def draws(self, draw: "Draw") -> None:
+        """Let it draw on its device, where its layers are kernels there: it can then run several passes in one call."""
+        if self.packing.kernels and self.spread is None and not self.spec.recurrent:
+            self.draw = draw
+            self.abilities |= {"run", "chain"}
 
     def alike(self, weights: Weights, identity: str) -> "Decoder":
         """Decoder of this shape with other weights."""
@@ -121,11 +165,13 @@ class Decoder:
         self.adapters = other.adapters
 
     def allocate(self, blocks: int, block_size: int) -> None:
-        spec = self.spec
+        spec, self.block_size = self.spec, block_size
         self.states = States(blocks, block_size, self.device, self.replay)
         for form in spec.recurrences:
             parts, record = layout_of(form, spec.hidden, self.compute)
             self.states.add(parts, record, self.compute)
+        if self.graphs is not None:
+            self.graphs.forget()
         self.pools = []
         for kept, layers in spec.pools.items():
             shape = (len(layers), kept.parts, kept.heads, blocks, block_size, kept.width)
@@ -203,6 +249,14 @@ class Decoder:
     def computed(self, rows: Rows) -> Out:
         """As `forward`, all rows by these weights."""
         self.check(rows)
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # whose kernels Triton launches; each thread has its own
+        if self.graphs is None or self._lent or self.before:
+            return self.eager(rows)
+        return self.graphs.forward(rows, self.eager)
+
+    def eager(self, rows: Rows) -> Out:
+        """A pass, operation by operation."""
         program, taps = rows.program, dict[str, Tensor]()
         x = self.embed(rows.token) if rows.hidden is None else rows.hidden.to(self.compute, copy=True)
         if isinstance(self.adapters, AdapterTable):
@@ -215,17 +269,20 @@ class Decoder:
         reach = max(s.base + s.rows for s in rows.segments)
         turns = [rotary(rows.position, reach) for rotary in self.rotaries]
         scan = self.states.scan(rows) if self.spec.recurrent else None
+        carried = None
         for group in program.order(len(self.spec.layers)):
             entry = x.clone() if len(group) > 1 else None
             for index in group:
                 if f"input:{index}" in rows.taps:
                     taps[f"input:{index}"] = x.clone()
                 block, rotary, normed = self.weights.blocks[index], self.rotary_of[index], None
+                feeds = (index, "ffn") not in program.skip
                 if (index, "attention") not in program.skip:
+                    turn = None if rotary < 0 else turns[rotary]
                     pool = self.pools[self.pool_of[index]] if rotary >= 0 else None
-                    normed = block.attend(x, entry, None if rotary < 0 else turns[rotary], pool, scan)
-                if (index, "ffn") not in program.skip:
-                    block.feed(x, normed)
+                    normed = block.attend(x, entry, turn, pool, scan, carried, feeds)
+                if feeds:
+                    carried = block.feed(x, normed, self.following[index] if program is WHOLE else None)
                 if block.close is not None:
                     block.close(x, None if own is None else own[:, index])
         if not program.head:
@@ -261,6 +318,8 @@ class Decoder:
 
     def looked_up(self, token: Tensor) -> Tensor:
         table = self.weights.embedding
+        if self.kernels is not None and isinstance(table, Tensor):
+            return self.kernels(table, token, self.compute, self.embedding_scale)
         x = looked_up(table, token) if isinstance(table, Packed) else torch.nn.functional.embedding(token, table)
         x = x.to(self.compute)
         return x if self.spec.embedding_scale == 1.0 else x.mul_(self.embedding_scale)
@@ -304,6 +363,8 @@ class Decoder:
             for head, size in ((self.weights.head, self.spec.vocab), (linear, len(words)))
         )
         self.narrowed, self.drafts = NarrowHead(words.to(self.device), linear), drafts
+        if self.graphs is not None:
+            self.graphs.forget()
         self.weight_bytes = self.weights.bytes + (part - whole if drafts else 0)
 
     def no_logits(self) -> Tensor:

@@ -37,6 +37,8 @@ class PackingForm(Protocol):
     @property
     def native(self) -> bool: ...
     @property
+    def kernels(self) -> bool: ...
+    @property
     def working(self) -> int: ...
     @property
     def head(self) -> "PackingForm | None": ...
@@ -106,7 +108,7 @@ def footprint(spec: ModelSpec, form: PackingForm, itemsize: int, stored: int, th
     absorbed = absorbed_numbers(spec) * max(itemsize, 4)
     of_head = form.head or form
     head = of_head.size(spec.vocab, spec.hidden)
-    embedding = spec.vocab * spec.hidden * itemsize if form.head is None else 0 if spec.tied else head
+    embedding = spec.vocab * spec.hidden * itemsize if form.head is None or form.kernels else 0 if spec.tied else head
     layer = max(sum(o * i for o, i in matrices) for matrices in each)
     largest = max(o * i for matrices in each for o, i in matrices)
     whole = spec.vocab * spec.hidden  # the head, which is not fused

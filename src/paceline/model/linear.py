@@ -8,6 +8,7 @@ converts them at every call. Which packing is chosen depends on what the machine
     quantize int8     the same                       native    the same, rounded to int8 by row
     quantize int4     the same                       native    the same; head and embedding in 6 bits
     stored in groups  the same                       native    the same; each matrix in its own 4 to 8 bits
+    not float64       CUDA with Triton               triton    as the weights, in int8 and int4, too
     the last three    layers that are PyTorch's      products  the same; each matrix is a native call
     float32           oneDNN                         mkldnn    float32
     bfloat16/float16  computes it natively           mkldnn    as the weights
@@ -15,6 +16,7 @@ converts them at every call. Which packing is chosen depends on what the machine
     any               else (CUDA, float64, no op)    plain     as the weights
 """
 
+import logging
 from collections.abc import Callable, Iterator
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -26,18 +28,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from paceline.attend.device import Device, kernels_on, tensors_on
 from paceline.core.errors import RefusalError
 from paceline.model import grouped, rounding
 from paceline.model.groups import Groups
 from paceline.model.packed import pack_bfloat16, pack_int8, size
 from paceline.native.build import Unit, library, unit
 
+log = logging.getLogger("paceline")
 Linear = Callable[[Tensor], Tensor]
 """[T, in] -> [T, out], both in the packing's compute dtype; T >= 1."""
 
 HALF_DTYPES = (torch.bfloat16, torch.float16)
 STORED = "native as stored"
 """The packing of what is quantised already."""
+ROWS_TRIED = ((0, 1), (5, 8), (7, 16), (0, 17), (8, 32))
+"""(first, count) of rows that are computed alone and among others."""
 ROWS_HINT = 8
 """oneDNN lays weights out for a batch size; 8 rows is a typical tree, and costs nothing at 1."""
 
@@ -68,6 +74,8 @@ class Packing:
     """Whether `pack` gives `packed.Packed`, for the decoder that is one native call."""
     groups: Callable[[Groups, Tensor | None], Linear] | None = None
     """Packs what is quantised already as it is, with its bias."""
+    kernels: bool = False
+    """Whether the decoder computes with the kernels of a GPU (`model/gpu/`)."""
 
     def describe(self) -> str:
         kv = "" if self.kv is None else f", K/V {self.kv}"
@@ -79,14 +87,19 @@ class Packing:
         return 2 * heads * (dims + dims // 16 if self.kv == "int8" else dims * self.dtype.itemsize)
 
 
-def choose(dtype: torch.dtype, device: torch.device) -> Packing:
+def choose(dtype: torch.dtype, device: Device) -> Packing:
     """The first packing that works here, checked against `F.linear` on a small random matrix."""
     return next(packing for packing in available(dtype, device))
 
 
-def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
+def available(dtype: torch.dtype, device: Device) -> Iterator[Packing]:
     """Every packing that works here, the preferred first; `plain` is always among them and comes last."""
-    if device.type == "cpu":
+    if kernels_on(device) and dtype is not torch.float64:
+        try:
+            yield on_gpu(None, dtype, str(device))
+        except Exception as error:  # what a compiler raises is not foreseen
+            log.warning("Linear layers run in PyTorch, and a text may depend on its batch: %s", error)
+    if str(device) == "cpu":
         if dtype is torch.bfloat16 and library() is not None:
             whole = partial(size, quantised=False)
             row = {Unit.DOT: 0.06, Unit.FUSED: 0.09, Unit.SHORT: 0.16}.get(unit(), 0.0)
@@ -117,15 +130,17 @@ def available(dtype: torch.dtype, device: torch.device) -> Iterator[Packing]:
 
 def unfused(dtype: torch.dtype) -> Packing:
     """The first packing on a CPU whose layers are computed one by one, in PyTorch."""
-    return next(packing for packing in available(dtype, torch.device("cpu")) if not packing.native)
+    return next(packing for packing in available(dtype, "cpu") if not packing.native)
 
 
-def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
+def quantised(method: str, dtype: torch.dtype, device: Device) -> Packing:
     """int8: weights and activations in int8 (W8A8, activations by row), K/V in bfloat16. int4: weights in 4 bits by
     groups (W4A8), head and embedding in 6. RefusalError where that cannot run: another precision would be another
     model."""
     if method not in ("int8", "int4"):
         raise RefusalError(f"quantize is {method!r}, which is not known; use int8, int4 or none.")
+    if kernels_on(device):
+        return on_gpu(method, dtype, str(device))
     if dtype is not torch.bfloat16:
         raise RefusalError(
             f"quantize {method} keeps everything else in bfloat16; use dtype bfloat16, not {short(dtype)}."
@@ -135,12 +150,48 @@ def quantised(method: str, dtype: torch.dtype, device: torch.device) -> Packing:
     packing = Packing("native int8", dtype, torch.float32, pack_int8, whole, 14, 16, row, native=True)
     if method == "int4":
         packing = in_groups(dtype)
-    if device.type != "cpu" or library() is None or not works(packing, 0.3 if method == "int8" else 2):
+    if str(device) != "cpu" or library() is None or not works(packing, 0.3 if method == "int8" else 2):
         raise RefusalError(
             f"quantize {method} needs Linux, a CPU with AVX2 and FMA (or NEON with its dot product), and a C++ "
-            "compiler, which are not all here; leave quantize out."
+            "compiler, or a GPU with Triton (pip install triton), which are not all here; leave quantize out."
         )
     return packing
+
+
+@cache
+def on_gpu(method: str | None, dtype: torch.dtype, device: str) -> Packing:
+    """The packing whose products are kernels of a GPU: weights as they are, or in int8 or int4; activations as
+    they are. RefusalError where the kernels do not run there, or a row's bits depend on the other rows."""
+    from paceline.model.gpu import matrices
+
+    def sized(bits: float) -> Callable[[int, int], int]:
+        return partial(matrices.bytes_of, bits=bits, itemsize=dtype.itemsize)
+
+    def form(name: str, pack: Callable[[Tensor, Tensor | None], Linear], bits: float, working: int) -> Packing:
+        return Packing(name, dtype, dtype, pack, sized(bits), working, 32, kernels=True)
+
+    bits = 8.0 * dtype.itemsize
+    if method is None:
+        packing, error = form("triton", matrices.pack_floats, bits, 2 * dtype.itemsize), 0.05
+    elif method == "int8":
+        packing, error = form("triton int8", matrices.pack_bytes, 8.0, 8), 0.3
+    else:
+        packing, error = form("triton int4", matrices.pack_fours, matrices.SUPER_BITS, 8), 2.0
+        packing = replace(packing, head=form("triton int8", matrices.pack_bytes, 8.0, 8))
+    if dtype is torch.float64:
+        raise RefusalError("A GPU's kernels have no float64; use dtype bfloat16, float16 or float32.")
+    if not (works(packing, error, tensors_on(device)) and invariant(packing, tensors_on(device))):
+        raise RefusalError(f"The kernels of {packing.name} do not run on {device}; use dtype float32 or device cpu.")
+    return packing
+
+
+def invariant(packing: Packing, device: torch.device) -> bool:
+    """Has a row the same bits whatever the other rows are?"""
+    stream = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn(n, 1100, generator=stream).to(device, packing.dtype) for n in (80, 40))
+    matrix = packing.pack(weight, None)
+    whole = matrix(x)
+    return all(torch.equal(matrix(x[first : first + n]), whole[first : first + n]) for first, n in ROWS_TRIED)
 
 
 def in_groups(dtype: torch.dtype) -> Packing:
@@ -161,10 +212,10 @@ def alone(packing: Packing) -> Packing:
     return replace(packing, name=f"{packing.name} products", head=head, native=False)
 
 
-def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing | None:
+def as_stored(bits: float, dtype: torch.dtype, device: Device) -> Packing | None:
     """The packing of a checkpoint that is quantised already, whose matrices take `bits` for each weight as they are;
     the few that are stored as floats are rounded to 8 bits in groups. None where the native decoder cannot run."""
-    if device.type != "cpu" or dtype is not torch.bfloat16 or library() is None:
+    if str(device) != "cpu" or dtype is not torch.bfloat16 or library() is None:
         return None
     own = partial(grouped.size_of, bits=bits)
     fine = partial(grouped.size, bits=8, form=grouped.ScaleForm.HALF)
@@ -173,9 +224,9 @@ def as_stored(bits: float, dtype: torch.dtype, device: torch.device) -> Packing 
     return packing if works(packing, 0.3) else None
 
 
-def plain(dtype: torch.dtype, device: torch.device) -> Packing:
+def plain(dtype: torch.dtype, device: Device) -> Packing:
     """The slow twin of every packing. Half precision that a CPU lacks is multiplied row by row: no row is free."""
-    free_rows = 64 if device.type == "cuda" else 1 if dtype in HALF_DTYPES else 16
+    free_rows = 64 if str(device).startswith("cuda") else 1 if dtype in HALF_DTYPES else 16
     whole = partial(tiled, tile=1, itemsize=dtype.itemsize)
     return Packing("plain", dtype, dtype, pack_plain, whole, 2 * dtype.itemsize, free_rows)
 
@@ -186,11 +237,11 @@ def tiled(outputs: int, inputs: int, itemsize: int, tile: int = 64) -> int:
     return outputs * (inputs + 1) * itemsize
 
 
-def works(packing: Packing, error: float = 0.05) -> bool:
+def works(packing: Packing, error: float = 0.05, device: torch.device | str = "cpu") -> bool:
     stream = torch.Generator().manual_seed(0)
-    weight = torch.randn(48, 40, generator=stream).to(packing.dtype)
-    bias = torch.randn(48, generator=stream).to(packing.dtype)
-    x = torch.randn(3, 40, generator=stream).to(packing.compute)
+    weight = torch.randn(48, 40, generator=stream).to(device, packing.dtype)
+    bias = torch.randn(48, generator=stream).to(device, packing.dtype)
+    x = torch.randn(3, 40, generator=stream).to(device, packing.compute)
     try:
         ours = packing.pack(weight, bias)(x)
     except (RuntimeError, AttributeError):  # what torch raises where the op or the instruction set is missing
@@ -208,6 +259,10 @@ class PlainMatrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         return F.linear(x, self.weight, self.bias)
+
+    def outputs(self, at: Tensor) -> "PlainMatrix":
+        """These outputs alone."""
+        return PlainMatrix(self.weight[at], None if self.bias is None else self.bias[at])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import torch
 
 from paceline.attend import quickest
+from paceline.attend.device import Device, tensors_on
 from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.errors import CapacityError, CheckpointError, RefusalError
@@ -57,7 +59,7 @@ def load_model(
     cannot do.
     """
     form(dtype, quantize, device, fast, kv_dtype)  # what cannot be is refused before anything is downloaded
-    path, target = resolve(model, revision, token), torch.device(device)
+    path, target = resolve(model, revision, token), tensors_on(device)
     spec = read_config(path, max_len)
     packing = packing_of(path, spec, dtype, quantize, device, fast, kv_dtype)
     with exact():
@@ -65,8 +67,36 @@ def load_model(
     let_go(path)
     if packing.native:
         return NativeDecoder(spec, weights, packing, late=mapped, identity=name)
-    make = Fused if spec.sinks or not spec.uniform else quickest(target, packing.dtype)
-    return Decoder(spec, weights, packing, make if fast else Reference, identity=name)
+    make = Fused if spec.sinks or not spec.uniform else quickest(device, packing.dtype)
+    return equipped(Decoder(spec, weights, packing, make if fast else Reference, identity=name))
+
+
+DecoderT = TypeVar("DecoderT", bound=Decoder)
+
+
+def equipped(decoder: DecoderT) -> DecoderT:
+    """The decoder, which computes with a GPU's kernels where its weights are packed for them."""
+    if decoder.packing.kernels:
+        from paceline.model.gpu.furnish import furnish
+
+        furnish(decoder)
+    return decoder
+
+
+def load_whole(
+    path: Path, kind: type[DecoderT], *, dtype: str, device: str, max_len: int | None, quantize: str | None
+) -> DecoderT:
+    """Load a checkpoint into matrices of which parts can be taken. Raises as `load_model`."""
+    spec, target = read_config(path, max_len), tensors_on(device)
+    if quantize in (None, "none"):
+        packing = next(it for it in available(DTYPES[dtype], device) if it.kernels or it.name == "plain")
+    else:
+        packing = quantised(str(quantize), DTYPES[dtype], device)
+    with exact():
+        weights, fitted, name = fresh(path, spec, packing, target, None, store.Straight())
+    let_go(path)
+    make = Fused if spec.sinks or not spec.uniform else quickest(device, packing.dtype)
+    return equipped(kind(fitted, weights, packing, make, identity=name))
 
 
 def load_share(
@@ -79,7 +109,7 @@ def load_share(
     with exact():
         weights, fitted, name = fresh(path, spec, packing, torch.device("cpu"), None, store.Straight(), held, join)
     let_go(path)
-    make = Fused if spec.sinks else quickest(torch.device("cpu"), packing.dtype)
+    make = Fused if spec.sinks else quickest("cpu", packing.dtype)
     return Decoder(fitted, weights, packing, make, identity=name)
 
 
@@ -176,7 +206,7 @@ def packing_of(
     where nothing else is asked for and the native decoder can run."""
     native = fast and quantize is None and dtype == "bfloat16"
     bits = stored_bits(open_tensors(path), spec) if native else None
-    return suited(form(dtype, quantize, device, fast, kv_dtype, bits), spec, torch.device(device))
+    return suited(form(dtype, quantize, device, fast, kv_dtype, bits), spec, device)
 
 
 def form(
@@ -190,14 +220,13 @@ def form(
     """How weights, keys and values lie in memory; `bits`: those of a weight in a checkpoint that keeps its own."""
     if dtype not in DTYPES:
         raise CheckpointError(f"dtype {dtype!r} is not known; use one of {', '.join(DTYPES)}.")
-    where = torch.device(device)
-    own = None if bits is None else as_stored(bits, DTYPES[dtype], where)
+    own = None if bits is None else as_stored(bits, DTYPES[dtype], device)
     if own is not None:
         packing = own
     elif quantize not in (None, "none"):
-        packing = quantised(quantize, DTYPES[dtype], where)
+        packing = quantised(quantize, DTYPES[dtype], device)
     else:
-        packing = choose(DTYPES[dtype], where) if fast else plain(DTYPES[dtype], where)
+        packing = choose(DTYPES[dtype], device) if fast else plain(DTYPES[dtype], device)
     if kv_dtype in (None, "auto", dtype):
         return packing
     if kv_dtype != "int8":
@@ -210,7 +239,7 @@ def form(
     return replace(packing, kv="int8")
 
 
-def suited(packing: Packing, spec: ModelSpec, device: torch.device) -> Packing:
+def suited(packing: Packing, spec: ModelSpec, device: Device) -> Packing:
     """`packing`, or the next best for layers that the native decoder does not compute: in 8 bits and less each product
     is still the library's, and PyTorch does what lies between them."""
     if spec.common or not packing.native:
@@ -253,5 +282,5 @@ def inspect(
     """Facts of a checkpoint from its config and headers; `dtype`, or `kv_dtype`, is that of the K/V cache."""
     path = resolve(model, revision, token)
     spec, tensors = read_config(path), open_tensors(path)
-    kv = kv_bytes(spec, replace(plain(DTYPES[dtype], torch.device("cpu")), kv="int8" if kv_dtype == "int8" else None))
+    kv = kv_bytes(spec, replace(plain(DTYPES[dtype], "cpu"), kv="int8" if kv_dtype == "int8" else None))
     return Facts(path, spec, len(tensors.place), tensors.bytes(), kv)

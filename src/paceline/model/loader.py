@@ -20,7 +20,7 @@ from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.load_parts import PartLoader
 from paceline.model.norms import LayerNorm, Norm, WholeNorm
-from paceline.model.packed import Packed, by_head, halves, interleave
+from paceline.model.packed import by_head, halves, interleave
 from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
@@ -68,7 +68,7 @@ class Loader:
     def weights(self) -> Weights:
         spec, names, keep, form = self.spec, self.names, self.keep, self.packing.head
         table = self.table
-        if form is None:
+        if form is None or form.kernels:
             embedding: Any = keep.table(names.embedding, lambda: self.keyed(names.embedding, table(names.embedding)))
         else:
             embedding = keep.linear(names.embedding, lambda: self.by_token(names.embedding, form))
@@ -83,15 +83,15 @@ class Loader:
         own = not spec.tied or f"{names.head}.weight" in self.tensors.place
 
         def head() -> Prepared:
-            if form is not None and not (spec.tied and own):
+            if form is not None and not form.kernels and not (spec.tied and own):
                 return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
             mark = len(self.fingerprint.parts)
-            rows = table(names.embedding) if form is not None and spec.tied else embedding
+            rows = table(names.embedding) if form is not None and not form.kernels and spec.tied else embedding
             whole = self.head(rows)
             key = self.key(names.head, mark, sections[0])
             return Prepared(key, lambda: (form or self.packing).pack(whole, self.closed()))
 
-        if form is not None and not own and self.known is None:
+        if form is not None and not form.kernels and not own and self.known is None:
             last = self.counted(embedding, 0)  # one copy serves both
         else:
             last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
@@ -445,7 +445,7 @@ class Loader:
 
     def counted(self, layer: Linear, numbers: int) -> Linear:
         """Linear layer with `numbers` weights; the bytes that a pass reads of it are added up."""
-        self.bytes += layer.bytes if isinstance(layer, Packed) else numbers * self.packing.dtype.itemsize
+        self.bytes += getattr(layer, "bytes", 0) or numbers * self.packing.dtype.itemsize
         return layer
 
     def norm(self, name: str, width: int) -> Norm:

@@ -6,7 +6,7 @@ from torch import Tensor
 from paceline.model import pages
 from paceline.model.grouped import RECORD, ScaleForm, head_bytes, planes
 from paceline.model.groups import GROUP
-from paceline.model.linear import Linear, PlainMatrix
+from paceline.model.linear import Linear
 from paceline.model.packed import BLOCK_OUTPUTS, Packed, address
 from paceline.native.structs import CLinear
 
@@ -14,9 +14,9 @@ from paceline.native.structs import CLinear
 def taken(head: Linear, words: Tensor) -> Linear | None:
     """The outputs `words` int64 [N] of a matrix, each with the bits that it has there; None: this packing cannot be
     taken apart."""
-    if isinstance(head, PlainMatrix):
-        at = words.to(head.weight.device)
-        return PlainMatrix(head.weight[at], None if head.bias is None else head.bias[at])
+    if hasattr(head, "outputs") and hasattr(head, "weight"):
+        kept: Linear = head.outputs(words.to(head.weight.device))
+        return kept
     if not isinstance(head, Packed):
         return None
     each = torch.nn.functional.pad(words.cpu(), (0, -len(words) % BLOCK_OUTPUTS))

@@ -25,6 +25,14 @@ class Norm:
         length = torch.linalg.vector_norm(wide, dim=-1, keepdim=True)
         return (wide * self.weight).div_(length.hypot_(self.floor)).to(x.dtype)
 
+    def joined(self, x: Tensor, y: Tensor) -> Tensor:
+        """Add y to x in place; the norm of the sum."""
+        return self(x.add_(y))
+
+    def over_(self, x: Tensor) -> None:
+        """Put the norm of x in its place."""
+        x.copy_(self(x))
+
 
 class LayerNorm(Norm):
     """With the mean subtracted first, and perhaps a bias [n]."""

@@ -1,4 +1,4 @@
-"""Rotations of a pass's positions, and of queries and keys by them."""
+"""Rotations of a pass's positions."""
 
 import numpy as np
 import torch
@@ -42,11 +42,3 @@ class Rotary:
         self.extend(reach)
         cos, sin = self.table.index_select(0, position).unbind(1)
         return cos, sin
-
-
-def rotate_(x: Tensor, turn: Turn) -> None:
-    """Rotate x [T, heads, head_dim] in place: (a, b) -> (a cos - b sin, b cos + a sin), halves being pairs."""
-    cos, sin = turn
-    x = x.narrow(-1, 0, cos.shape[-1])
-    swapped = x.roll(cos.shape[-1] // 2, -1)
-    x.mul_(cos).addcmul_(swapped, sin)

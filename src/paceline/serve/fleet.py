@@ -142,6 +142,7 @@ class Fleet:
             sum(s.used for s in now),
             sum(s.cached for s in now),
             added(*(member.totals for member in self.members.values())),
+            gpu=now[0].gpu,
         )
 
     @property

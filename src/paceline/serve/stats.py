@@ -62,6 +62,7 @@ def stats(host: ServedHost, settings: Settings, uptime: float) -> dict[str, Any]
         "busy_s": now.totals.busy_s,
         "why": list(now.totals.why),
         "preemptions": now.totals.preemptions,
+        **({"gpu": dict(now.gpu)} if now.gpu else {}),
         "drafter_errors": sum(now.totals.drafter_errors.values()),
         "above": {
             name: {"proposed": level.proposed, "accepted": level.accepted, "saved_s": level.saved_s}

@@ -16,7 +16,7 @@ from paceline.core.errors import InputError, LostError, PacelineError, RefusalEr
 from paceline.model.blocks import Mixture
 from paceline.model.checkpoint import read_config
 from paceline.model.load import load_model
-from paceline.model.spread import exchange, group
+from paceline.model.spread import exchange, ranks
 from paceline.model.spread.exchange import Exchange
 from paceline.model.spread.mixture import MixturePart
 from paceline.model.spread.table import RouteTable, assign, mixtures_of, most_rows, read_table
@@ -150,9 +150,9 @@ def test_the_same_text_from_two_processes_by_a_lying_table(model: Path, tmp_path
 
 def test_a_process_that_is_silent_counts_as_ended(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is stopped, not dead: the request fails with one sentence, the process is ended, and nobody hangs."""
-    for module in (exchange, group):
+    for module in (exchange, ranks):
         monkeypatch.setattr(module, "SILENCE_S", 5.0)
-    monkeypatch.setattr(group, "END_S", 0.2)
+    monkeypatch.setattr(ranks, "END_S", 0.2)
     with LLM(model, drafter="none", expert_parallel=2, **SMALL) as llm:
         spread = llm.engine.model.spread
         os.kill(spread.processes[0].pid, signal.SIGSTOP)

@@ -1,4 +1,5 @@
-"""Exchange of rows between the processes of a mixture, over gloo on this machine, with every byte counted by kind."""
+"""Exchange of rows between the processes of a model on this machine, over gloo, or between GPUs over NCCL, with every
+byte counted by kind."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,18 +18,22 @@ SILENCE_S = 60.0
 
 
 class Exchange:
-    """All processes of a mixture; each calls the same methods in the same order, or RuntimeError ends them all."""
+    """All processes of a model; each calls the same methods in the same order, or RuntimeError ends them all."""
 
-    def __init__(self, meeting: Path, rank: int, devices: int) -> None:
+    def __init__(self, meeting: Path, rank: int, devices: int, device: str = "cpu") -> None:
         """`meeting`: a file, of which all know the name, where they find one another."""
         self.rank, self.devices = rank, devices
         self.sent: Counter[str] = Counter()
         """Bytes that went from this process to others."""
+        store = torch._C._distributed_c10d.FileStore(str(meeting), devices)
+        if device.startswith("cuda"):
+            nccl: Any = dist.ProcessGroupNCCL
+            self.group = nccl(store, rank, devices)
+            return
         gloo: Any = dist.ProcessGroupGloo  # whose methods torch's stubs do not name
         options = gloo._Options()
         options._timeout = timedelta(seconds=SILENCE_S)
         options._devices = [gloo.create_device(hostname="127.0.0.1")]
-        store = torch._C._distributed_c10d.FileStore(str(meeting), devices)
         self.group = gloo(store, rank, devices, options)
 
     def swap(self, kind: str, parts: Sequence[Tensor], counts: Sequence[int]) -> Tensor:
@@ -43,6 +48,18 @@ class Exchange:
         self.sent[kind] += sum(len(part) * size for d, part in enumerate(parts) if d != self.rank)
         work.wait()
         return got
+
+    def gather(self, part: Tensor) -> Tensor:
+        """[T, w] of each process -> [T, w * processes], side by side in their order, on all of them."""
+        got = [torch.empty_like(part, memory_format=torch.contiguous_format) for _ in range(self.devices)]
+        self.group.allgather([got], [part.contiguous()]).wait()
+        self.sent["outputs"] += part.nbytes * (self.devices - 1)
+        return torch.cat(got, -1)
+
+    def spread(self, numbers: Tensor) -> Tensor:
+        """Whole numbers [N] of process 0, on all."""
+        self.group.broadcast([numbers]).wait()
+        return numbers
 
 
 def row_bytes(rows: Tensor) -> int:

@@ -1,4 +1,5 @@
-"""A process that holds some experts of a model: `python -m paceline.model.spread.worker`, started by `group`.
+"""A process that holds some experts of a model, or a part of each of its matrices: `python -m
+paceline.model.spread.worker`, started by `ranks`.
 
 One line of JSON comes in first. It answers `ready DIGEST`, or `error` and a sentence; after one more line it meets the
 others, and then each message is a mixture of a pass. It ends where its input does.
@@ -66,6 +67,10 @@ def main() -> int:
     source = sys.stdin.buffer
     about = json.loads(source.readline())
     torch.set_num_threads(about["threads"])
+    if about["kind"] == "tensors":
+        from paceline.model.spread.tensors import work
+
+        return work(about, source)
     places = {int(layer): torch.tensor(place) for layer, place in about["places"].items()}
     share = ExpertShare(about["rank"], places)
     try:

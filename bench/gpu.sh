@@ -1,0 +1,44 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, once, in eight minutes: bench/gpu.sh [OUT]
+#
+# Each stage leaves its result in OUT (gpu-results) and the next ones run whatever became of it; OUT/table.md says what
+# there is. On a bare machine it installs the package into OUT/venv. No hub is asked for anything.
+#   TARGET=DIR DRAFT=DIR   a real pair, measured too
+#   GPU_TOY=1              a rehearsal on a CPU: Triton's interpreter, a tiny model, no repeats
+set -u
+cd "$(dirname "$0")/.."
+OUT=${1:-gpu-results}
+mkdir -p "$OUT"
+OUT=$(cd "$OUT" && pwd)
+PYTHON=${PYTHON:-python3}
+export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" OUT
+SLOW=1
+if [ -n "${GPU_TOY:-}" ]; then export TRITON_INTERPRET=1 SLOW=5; fi
+
+if ! "$PYTHON" -c "import torch, triton, transformers, typer, pytest, hypothesis" 2> /dev/null; then
+  "$PYTHON" -m venv --system-site-packages "$OUT/venv" && PYTHON="$OUT/venv/bin/python"
+  timeout 240 "$PYTHON" -m pip install -q ".[test]" triton > "$OUT/install.txt" 2>&1 || echo "install failed: $OUT/install.txt"
+fi
+
+stage() {  # NAME SECONDS COMMAND...
+  local name=$1 seconds=$(($2 * SLOW)) begun=$SECONDS
+  shift 2
+  timeout "$seconds" "$@" > "$OUT/$name.txt" 2>&1
+  local code=$?
+  echo "{\"stage\": \"$name\", \"code\": $code, \"seconds\": $((SECONDS - begun))}" >> "$OUT/stages.jsonl"
+  echo "$name: exit code $code after $((SECONDS - begun)) s"
+}
+
+: > "$OUT/stages.jsonl"
+TESTS="tests/attend/test_triton.py tests/model/gpu"
+if [ -n "${GPU_TOY:-}" ]; then TESTS="tests/model/gpu/test_graphs.py::test_passes_of_a_bucket_share_a_graph"; fi
+stage environment 30 "$PYTHON" -m bench.gpu environment
+# shellcheck disable=SC2086
+stage tests 100 "$PYTHON" -m pytest -q -o addopts= -p no:cacheprovider -m "not full" $TESTS
+stage lossless 90 "$PYTHON" -m bench.gpu lossless
+stage bf16 70 "$PYTHON" -m bench.gpu bf16
+stage int4 60 "$PYTHON" -m bench.gpu int4
+stage pair 80 "$PYTHON" -m bench.gpu pair
+stage vllm 150 "$PYTHON" -m bench.gpu vllm
+stage table 20 "$PYTHON" -m bench.gpu table
+cat "$OUT/table.md"

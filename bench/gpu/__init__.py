@@ -1,0 +1,1 @@
+"""What `bench/gpu.sh` measures on a GPU."""
