@@ -16,7 +16,7 @@ from tests.tiny import FAMILIES, MORE, tiny_checkpoint
 
 ANSWER, NODES = 40, 64
 DRAFTERS = ("none", "ngram", "suffix", "lookahead", "model", "topk", "ngram+topk")
-QUICK = ("gemma4_text", "glm4_moe_lite", "gpt_oss")
+QUICK = ("gemma4_text", "glm4_moe_lite")
 """Families of a quick run."""
 EVERY = [pytest.param(name, marks=[] if name in QUICK else pytest.mark.full) for name in (*FAMILIES, *MORE)]
 
