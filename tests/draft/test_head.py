@@ -326,7 +326,7 @@ def test_the_memory_budget_counts_it(target: Path, tmp_path: Path) -> None:
         path = tmp_path / str(layers)
         Hydra(HydraConfig(**SIZES, layers=layers, prefix=True)).save(path)
         with pytest.raises(CapacityError) as error:
-            LLM(target, path, dtype="float32", memory=1)
+            LLM(target, path, "hydra", dtype="float32", memory=1)
         needs.append(int(str(error.value).split("at least ")[1].split(" bytes")[0].replace(",", "")))
     assert needs[1] - needs[0] > 39 * 4 * WIDTH * WIDTH * 4
 

@@ -33,7 +33,8 @@ def by_hand(model: Decoder, program: Program) -> torch.Tensor:
     model.allocate(16, 16)
     rows = lay_out([Chunk(range(2), 0, TOKENS)], 16)
     x = model.embed(rows.token)
-    model.attend.prepare(rows)
+    for pool in model.pools:
+        pool.prepare(rows)
     turns = [rotary(rows.position, len(TOKENS)) for rotary in model.rotaries]
     last = LAYERS if program.last is None else program.last
     entries = {group[0]: group for group in program.groups}
@@ -44,7 +45,7 @@ def by_hand(model: Decoder, program: Program) -> torch.Tensor:
             held[index] = x.clone()
         block, entry = model.weights.blocks[index], held.get(inside.get(index, -1))
         if (index, "attention") not in program.skip:
-            block.attend(x, entry, turns[model.rotary_of[index]], model.attend)
+            block.attend(x, entry, turns[model.rotary_of[index]], model.pools[model.pool_of[index]])
         if (index, "ffn") not in program.skip:
             block.feed(x)
     return model.head(model.weights.norm(x))

@@ -64,7 +64,8 @@ def planner_of(options: Options, path: Path, draft: Path | None = None, kind: st
     else:  # the others were not timed here: nothing can be said of them
         facts = {arm: it for arm, it in facts.items() if arm in times.drafts}
     speeds = SpeedModel(times, facts, learned.recall(options), EngineConfig.patience_of(options))
-    return BudgetPlanner(models, speeds, options.overlap != "none")
+    named = 0 if name in ("auto", "none") else max((it.nodes for it in facts.values()), default=0)
+    return BudgetPlanner(models, speeds, options.overlap != "none", named)
 
 
 def drafters(options: Options, name: str, have: set[str]) -> dict[str, DrafterFacts]:

@@ -26,6 +26,8 @@ from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 LOADS = 1, 4, 16, 64
 """Requests at once for which throughput is predicted; a plan is as good as the geometric mean over them."""
+OBEYED_REQUESTS = 4
+"""Requests at once for which a drafter that the user names has room, wherever there is any."""
 USUAL_TEXT = 256, 256
 """Tokens of a usual prompt and of its answer. A cache that cannot hold one such text is worse than any that can."""
 
@@ -151,11 +153,13 @@ class SpeedModel:
 @dataclass(slots=True)
 class BudgetPlanner:
     """Chooses. `models` {is the draft model kept: the arithmetic}: both where that is open. `whole`: are as many rows
-    reserved for drafts as a pass has, whatever is chosen?"""
+    reserved for drafts as a pass has, whatever is chosen? `named`: nodes of a request of the
+    drafter that the user names; it drafts for a few requests at once wherever there is room. 0: nobody is named."""
 
     models: Mapping[bool, MemoryModel]
     speeds: SpeedModel
     whole: bool = False
+    named: int = 0
 
     def least(self, blocks: int | None = None) -> int:
         """The smallest budget that does."""
@@ -172,7 +176,11 @@ class BudgetPlanner:
             )
         plans = [*self.plans(budget, rows, requests, blocks)]
         usual = sum(self.speeds.text)
-        plan = first(plans, usual)
+        most = max(plan.shape.drafted for plan in plans)
+        obedient = [
+            it for it in plans if it.shape.drafted >= min(most, self.named * min(it.shape.requests, OBEYED_REQUESTS))
+        ]
+        plan = first(obedient, usual)
         others = [other for other in plans if other.kind != plan.kind]
         return BudgetChoice(plan, first(others, usual) if others else None)
 

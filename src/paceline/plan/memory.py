@@ -4,7 +4,8 @@ After SpecMemo (arXiv 2506.01986). With T rows a pass, of which D are drafted, B
 
     weights   W_target + W_draft                                       as they are packed
     K/V       N * (kv_target + kv_draft) + N * block_size * TEXT       tree slots included: nodes live in blocks
-    logits    4 V * max(JUDGED * min(T, B + D + TOLD_ROWS) + Q * D, (DRAWN or without a draft model TABLES) * D) + CHUNK
+    logits    HEAP_SHARE * 4 V * max(JUDGED * min(T, B + D + TOLD_ROWS) + Q * D, DRAWN * D) + CHUNK
+              D: at least one row of each request; TABLES for DRAWN without a draft model
     scratch   max(pass of the target over T rows, pass of the draft over T + D)
     rest      HOST, tokenizers, drafters' memories
 
@@ -26,6 +27,8 @@ TABLES = 4
 """Rows for each node while it is drafted: that distribution twice, as tables are joined."""
 DRAWN = 8
 """Rows for each node where a draft model draws it: that distribution, and logits, scores and what it is made of."""
+HEAP_SHARE = 1.5
+"""Bytes that the heap takes for each byte of such rows: not all that is freed serves what is asked for next."""
 CHUNK = 64
 """Bytes for each number of the chunk that the sampler is at (sample/chunks.py)."""
 NUMBERS = 1 << 18
@@ -72,8 +75,8 @@ class MemoryModel:
         models = [m for m in (self.target, self.draft) if m is not None]
         slots = shape.blocks * self.block_size
         length = min(self.max_len, slots)
-        drafted = shape.drafted
-        judged = min(shape.rows, shape.requests + drafted + TOLD_ROWS)
+        judged = min(shape.rows, shape.requests + shape.drafted + TOLD_ROWS)
+        drafted = max(shape.drafted, min(shape.requests, shape.rows - 1))  # of every request something may be drawn
         wide = max(JUDGED * judged + Q * drafted, (DRAWN if self.draft else TABLES) * drafted)
         chunk = min(judged * self.target.vocab, max(NUMBERS, self.target.vocab))
         scratch = self.target.scratch(shape.rows, shape.requests, length)
@@ -84,7 +87,7 @@ class MemoryModel:
             "weights": sum(m.weights for m in models),
             "kv": sum(m.kv(shape.blocks, self.block_size) for m in models) + slots * TEXT,
             "states": shape.blocks * sum(m.state for m in models),
-            "logits": 4 * self.target.vocab * wide + CHUNK * chunk,
+            "logits": int(HEAP_SHARE * 4 * self.target.vocab * wide) + CHUNK * chunk,
             "scratch": scratch,
             "rest": HOST + self.rest + shape.remember,
         }

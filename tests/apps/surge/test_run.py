@@ -69,15 +69,16 @@ def test_an_oracle_scores_one(items: Path, tmp_path: Path, style: str) -> None:
 
 def test_silence_scores_nothing_and_a_dead_server_is_named(items: Path, tmp_path: Path) -> None:
     with scripted(lambda body: "") as (url, _):
-        found = invoke("run", str(items), "--url", url, "--out", str(tmp_path))
-    assert found["summary"]["mean"] == 0.0
+        silent = CliRunner().invoke(app, ["run", str(items), "--url", url, "--out", str(tmp_path)])
+    assert silent.exit_code == 1 and "0 of 12 answers were the model's" in silent.output
+    assert json.loads((tmp_path / "result.json").read_text())["summary"]["mean"] == 0.0
     gone = CliRunner().invoke(app, ["run", str(items), "--url", url, "--out", str(tmp_path)])
     assert gone.exit_code == 2
     assert "cannot be reached" in gone.output
 
 
 def test_models_by_size(items: Path, tmp_path: Path) -> None:
-    for size, script in (("10", lambda body: ""), ("1000", oracle)):
+    for size, script in (("10", lambda body: "~"), ("1000", oracle)):
         with scripted(script) as (url, _):
             invoke("run", str(items), "--url", url, "--out", str(tmp_path / size), "--size", size, "--name", f"m{size}")
     paths = [str(tmp_path / size / "result.json") for size in ("10", "1000")]
