@@ -138,7 +138,7 @@ def law_setting() -> Setting:
     """A draft that is often wrong, trees that branch, rows for everybody; no integrity walk (it is tested
     elsewhere)."""
     return Setting(
-        model_seed=4, sharpness=1.0, draft_noise=2.0, blocks=400, block_size=8, max_requests=60, row_budget=2048,
+        model_seed=4, sharpness=1.0, draft_noise=2.0, blocks=1600, block_size=2, max_requests=60, row_budget=2048,
         nodes={name: NODES if card.shape == "tree" else 2 for name, card in DRAFTERS.items()} | {"rsd_s": WIDE},
         tbt_target_ms=0.0, check=False,
     )  # fmt: skip
