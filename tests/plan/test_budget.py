@@ -18,7 +18,7 @@ from paceline.engine.options import Options
 from paceline.plan import DrafterFacts
 from paceline.plan.allocate import MARGIN
 from paceline.plan.budget import USUAL_TEXT, BudgetPlanner, SpeedModel, halved, shapes, times_by_size
-from paceline.plan.memory import BudgetShape, MemoryModel
+from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 from tests.plan.test_memory import arithmetic, stated
 from tests.plan.test_planner import planner as row_planner
 from tests.plan.test_planner import request, room
@@ -79,7 +79,7 @@ def test_a_plan_stays_within_its_budget_and_more_is_never_worse(budget: int, row
         assert more.score * MARGIN**2 >= plan.score
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12, deadline=None, derandomize=True)
 @given(st.floats(1.01, 4.0), st.sampled_from([1000, 50_000]), st.floats(0.05, 0.9))
 def test_nothing_that_fits_is_predicted_to_be_faster(factor: float, vocab: int, chance: float) -> None:
     """By looking at all shapes without the planner's own search."""
@@ -88,8 +88,10 @@ def test_nothing_that_fits_is_predicted_to_be_faster(factor: float, vocab: int, 
     budget = int(factor * it.least())
     plan = it.choose(budget, 64, 4).plan
     for draft, memory in models.items():
+        spare_bytes = max(0, budget - memory.total(memory.smallest()))
+        remember = min(MEMORIES[1], MEMORIES[0] + spare_bytes // 16)
         for shape in shapes(64, 4):
-            shape = replace(shape, remember=plan.shape.remember)
+            shape = replace(shape, remember=remember)
             blocks = memory.most_blocks(budget, shape, 32 * shape.requests)
             parts = memory.parts(replace(shape, blocks=blocks))
             spare = 2 * (parts["logits"] + parts["scratch"]) <= budget - parts["weights"] - parts["rest"]

@@ -44,7 +44,7 @@ def test_the_parts_add_up() -> None:
     parts = memory.parts(shape)
     assert parts["weights"] == 10**8 + 10**7
     assert parts["kv"] == 1600 * (10**4 + 10**3 + 1024)
-    assert parts["logits"] == 1.5 * 4 * 1000 * 8 * 32 + 64 * 32 * 1000
+    assert parts["logits"] == 2 * 4 * 1000 * 8 * 32 + 64 * 32 * 1000
     assert parts["scratch"] == 10**6 + (32 + 32) * 10**4 + 512 * 100  # of the draft, over the text and its nodes
     assert memory.total(shape) == sum(parts.values())
     assert memory.total(replace(shape, blocks=1, rows=1, drafted=0, requests=1)) > 10**8 + 10**7 + 10**7

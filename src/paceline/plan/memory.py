@@ -27,7 +27,7 @@ TABLES = 4
 """Rows for each node while it is drafted: that distribution twice, as tables are joined."""
 DRAWN = 8
 """Rows for each node where a draft model draws it: that distribution, and logits, scores and what it is made of."""
-HEAP_SHARE = 1.5
+HEAP_SHARE = 2
 """Bytes that the heap takes for each byte of such rows: not all that is freed serves what is asked for next."""
 CHUNK = 64
 """Bytes for each number of the chunk that the sampler is at (sample/chunks.py)."""
@@ -39,7 +39,7 @@ MEMORIES = 1 << 20, 1 << 28
 HELD = 3
 """Copies of the hidden state of a row that waits between two layers: what is held, what a pass enters with, and what it
 leaves with."""
-HOST = 16 << 20
+HOST = 17 << 20
 """Python objects, heaps that are not full, and what is loaded on first use."""
 
 
@@ -87,7 +87,7 @@ class MemoryModel:
             "weights": sum(m.weights for m in models),
             "kv": sum(m.kv(shape.blocks, self.block_size) for m in models) + slots * TEXT,
             "states": shape.blocks * sum(m.state for m in models),
-            "logits": int(HEAP_SHARE * 4 * self.target.vocab * wide) + CHUNK * chunk,
+            "logits": HEAP_SHARE * 4 * self.target.vocab * wide + CHUNK * chunk,
             "scratch": scratch,
             "rest": HOST + self.rest + shape.remember,
         }
