@@ -36,7 +36,7 @@ log = logging.getLogger("paceline")
 TOKENIZER = 12
 """Most bytes that a tokenizer takes for each of its file."""
 PRIOR_ROW = 0.02
-"""What a row more costs, in passes of one row, where a packing does not say."""
+"""Cost of a further row, in passes of one row, where a packing does not say."""
 STATE_BYTES_PER_TOKEN = 64 << 10
 """Bytes of the states that lie with blocks, for each of their tokens, at most: about what keys and values take in a
 model of the same size that attends in all layers."""
@@ -90,7 +90,7 @@ def prices(options: Options) -> Path:
 
 
 def chosen(options: Options, path: Path, draft: Path | None, kind: str = DRAFT) -> BudgetChoice:
-    """What comes of `options.memory`, and the runner-up. CapacityError where it is too little."""
+    """Plan for `options.memory`, and the runner-up. CapacityError where it is too little."""
     rows = max(options.row_budget, options.max_requests)
     memory = parse_bytes(options.memory or 0)
     return planner_of(options, path, draft, kind).choose(memory, rows, options.max_requests, options.blocks)

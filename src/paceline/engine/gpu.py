@@ -1,4 +1,4 @@
-"""What a GPU must have before an engine begins on it, and what is said where its memory ends."""
+"""Checks of a GPU before an engine begins on it, and the errors where its memory ends."""
 
 import logging
 import re

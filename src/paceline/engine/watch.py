@@ -13,7 +13,7 @@ Seconds = Callable[[], float]
 
 class Watch(Protocol):
     def time(self, call: Callable[..., T], *args: Any) -> tuple[T, Seconds]:
-        """What a call gives, and how long it takes."""
+        """Result of a call, and how long it takes."""
 
 
 class HostWatch:
@@ -62,7 +62,7 @@ class EventWatch:
 
 
 def watch_for(device: "torch.device | str", clock: Callable[[], float]) -> Watch:
-    """What times calls on this device; `clock`: of the host."""
+    """Timer of calls on this device. `clock`: the host's."""
     if torch.device(device).type == "cuda":
         return EventWatch(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
     return HostWatch(clock)

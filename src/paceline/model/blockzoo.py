@@ -226,7 +226,7 @@ def files_of(root: Path) -> Iterator[os.stat_result]:
 
 
 def disk_bytes() -> int:
-    """What the zoo takes on disk."""
+    """Bytes of the zoo on disk."""
     return sum(state.st_blocks * 512 for state in files_of(zoo_root()))
 
 

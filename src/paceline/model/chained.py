@@ -245,7 +245,7 @@ def composed(
 
 
 def merged_delta(chain: Chain, deltas: Mapping[str, LoraWeights]) -> LoraWeights | None:
-    """What adapters add to the layers for which the chain names them."""
+    """Delta of the adapters, for the layers for which the chain names them."""
     modules, names, most, paired = dict[str, LoraPair](), list[str](), 0, set[bool]()
     for link in chain:
         if (found := deltas.get(link.model)) is None:

@@ -57,7 +57,7 @@ class Weights:
     """Digests of what the checkpoint has of the embedding, of each layer, and of final norm and head: what has equal
     ones in two models of one shape is equal."""
     tokens: TokenInputs | None = None
-    """What layers have of a token's own."""
+    """Inputs of layers that depend on the token alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ class Likeness:
 
 @dataclass(frozen=True, slots=True)
 class EquivalenceReport:
-    """What was measured of a fine-tune and its base."""
+    """Report of a fine-tune and its base."""
 
     bound: float
     """Largest mean divergence."""

@@ -31,7 +31,7 @@ class Packed:
 
     @property
     def bytes(self) -> int:
-        """What one pass reads."""
+        """Bytes that one pass reads."""
         return sum(part.nbytes for part in (self.weight, self.bias, self.scale, self.sums) if part is not None)
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What each layer has of a token's own, next to the stream (Gemma 4's per-layer embeddings)."""
+"""Inputs of each layer that depend on the token alone (Gemma 4's per-layer embeddings)."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -233,7 +233,7 @@ class Layer:
 
     @property
     def attends(self) -> Attends | None:
-        """What keeps keys and values, or reads another's, if anything does."""
+        """Mixer that keeps keys and values, or reads another's; None where there is none."""
         if isinstance(self.mixer, Both):
             return self.mixer.attention
         return self.mixer if isinstance(self.mixer, Attention | Latent) else None
@@ -351,7 +351,7 @@ class ModelSpec:
         return sum(shape.numbers * len(layers) for shape, layers in self.pools.items())
 
     def kept(self, mixer: Attends) -> KvShape:
-        """What a layer with this mixer keeps of each token."""
+        """Keys and values of each token in a layer with this mixer."""
         if isinstance(mixer, Latent):
             return KvShape(1, 1, mixer.width)
         return KvShape(2, mixer.kv_heads or self.kv_heads, mixer.head_dim or self.head_dim)

@@ -303,7 +303,7 @@ def kept() -> Iterator[Path]:
 
 
 def header_of(whole: mmap.mmap) -> tuple[Any, int]:
-    """What a file says of its parts, and where they end."""
+    """Index of a file's parts, and where they end."""
     if len(whole) < 16 or whole[-8:] != MAGIC:
         raise Damaged("it is cut off")
     (length,) = struct.unpack("<Q", whole[-16:-8])

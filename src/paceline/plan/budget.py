@@ -1,7 +1,7 @@
-"""What to do with a byte budget: of the shapes that fit, the one of most predicted throughput (after SpecMemo, arXiv
-2506.01986). Whether a draft model is kept, rows of a pass, drafted rows and requests are chosen together; to draft
-nothing is one of the choices. What a step takes comes from the table of step times, what is kept of drafts from what
-earlier starts have learned, and who would draft how much from the policy that decides it while serving.
+"""Choice of a memory plan: of the shapes that fit a byte budget, the one of most predicted throughput (after SpecMemo,
+arXiv 2506.01986). The choice is of all at once: whether a draft model is kept, rows of a pass, drafted rows (none is
+one of the choices) and requests. The table of step times says what a step takes, the acceptance that earlier starts
+learned what is kept of drafts, and the policy that serves who would draft how much.
 """
 
 from collections import Counter
@@ -33,7 +33,7 @@ USUAL_TEXT = 256, 256
 
 
 class LoadSpeed(NamedTuple):
-    """What is predicted for a number of requests at once: tokens a second, and who drafts how many nodes."""
+    """Prediction for a number of requests at once: tokens a second, drafter and nodes."""
 
     requests: int
     tokens: float
@@ -47,7 +47,7 @@ class BudgetPlan:
 
     shape: BudgetShape
     draft: bool
-    """Is the draft model kept?"""
+    """Whether the draft model is kept."""
     slots: int
     speeds: tuple[LoadSpeed, ...]
 
@@ -58,7 +58,7 @@ class BudgetPlan:
 
     @property
     def kind(self) -> tuple[bool, bool]:
-        """What tells one decision from another: the draft model, and whether anything is drafted."""
+        """Kind of the plan: whether the draft model is kept, and whether anything is drafted."""
         return self.draft, self.shape.drafted > 0
 
     def words(self, draft: str, absolute: bool) -> str:
@@ -152,9 +152,9 @@ class SpeedModel:
 
 @dataclass(slots=True)
 class BudgetPlanner:
-    """Chooses. `models` {is the draft model kept: the arithmetic}: both where that is open. `whole`: are as many rows
-    reserved for drafts as a pass has, whatever is chosen? `named`: nodes of a request of the
-    drafter that the user names; it drafts for a few requests at once wherever there is room. 0: nobody is named."""
+    """Planner of a byte budget. `models` {whether the draft model is kept: its arithmetic}: both where that is open.
+    `whole`: whether as many rows are reserved for drafts as a pass has, whatever is chosen. `named`: nodes of a
+    request of the drafter that the user names; it drafts for a few requests at once wherever there is room. 0: nobody is named."""
 
     models: Mapping[bool, MemoryModel]
     speeds: SpeedModel

@@ -20,12 +20,12 @@ from paceline.serve.syntax import SYNTAXES
 START_MARK, CHANNEL_MARK, MESSAGE_MARK, CONSTRAIN_MARK = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END_MARK, RETURN_MARK, CALL_MARK = "<|end|>", "<|return|>", "<|call|>"
 SPEAKER = f"{START_MARK}assistant"
-"""What a conversation ends with where an answer begins."""
+"""End of a conversation where an answer begins."""
 FINAL_HEAD = f"{CHANNEL_MARK}final{MESSAGE_MARK}"
 LAST_MARKS = (RETURN_MARK, CALL_MARK)
 """Markers that end an answer."""
 HEAD_OPENINGS = (CHANNEL_MARK, "to=", SPEAKER, MESSAGE_MARK, CONSTRAIN_MARK)
-"""What a message's head may begin with."""
+"""Beginnings of a message's head."""
 BODY_ENDS = (END_MARK, *LAST_MARKS, START_MARK, CHANNEL_MARK)
 MAX_HEAD = 300
 """Characters of a message's head."""
@@ -103,7 +103,7 @@ class HarmonyVoice:
         return self._take()
 
     def finish(self) -> list[Delta]:
-        """What was held back. Call once, at the end."""
+        """Return what was held back. Call once, at the end."""
         if self._read == self._head and CHANNEL_MARK in self._held:
             self._held = ""  # a head that was cut says nothing
         self._say(self._held)

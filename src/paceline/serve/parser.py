@@ -116,7 +116,7 @@ class AnswerParser:
         return self._take()
 
     def finish(self) -> list[Delta]:
-        """What was held back. Call once, at the end."""
+        """Return what was held back. Call once, at the end."""
         inside_a_call = self._read == self._calling and (self._sent or self._between)
         if not inside_a_call and self._read != self._over:  # of a call that was passed on only layout is left
             end = next((end for end in self._ends if self._held.endswith(end)), "")

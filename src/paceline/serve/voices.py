@@ -21,7 +21,7 @@ class Voice(Protocol):
     def feed(self, text: str) -> list[Delta]: ...
 
     def finish(self) -> list[Delta]:
-        """What was held back. Call once, at the end."""
+        """Return what was held back. Call once, at the end."""
 
 
 class Plain:

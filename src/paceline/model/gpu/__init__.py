@@ -1,2 +1,2 @@
-"""What a GPU computes with kernels of its own: linear layers whose bits do not depend on the other rows of a pass,
+"""Kernels of a GPU: linear layers whose bits do not depend on the other rows of a pass,
 fused operations between them, and passes that are replayed from captured graphs."""

@@ -1,4 +1,4 @@
-"""What turns a decoder that was loaded for a GPU into one that computes with its kernels."""
+"""Conversion of a decoder that was loaded for a GPU into one that computes with its kernels."""
 
 from collections.abc import Iterator
 from functools import partial

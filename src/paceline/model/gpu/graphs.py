@@ -26,7 +26,7 @@ Replay = Callable[[], None]
 
 
 class GraphDevice(Protocol):
-    """What captures passes."""
+    """Device that captures passes."""
 
     def capture(self, call: Callable[[], Out]) -> tuple[Out, Replay]:
         """Run a call: its result, and what computes it again, in the same memory. It raises whatever went wrong."""
@@ -115,7 +115,7 @@ class Captured:
 
 @dataclass(slots=True)
 class GraphCounts:
-    """What became of the passes of a decoder on a GPU."""
+    """Counts of the passes of a decoder on a GPU."""
 
     captured: int = 0
     replayed: int = 0

@@ -27,7 +27,7 @@ class KernelMatrix:
 
     @property
     def bytes(self) -> int:
-        """What one pass reads."""
+        """Bytes that one pass reads."""
         return sum(it.nbytes for it in (self.weight, self.scale, self.bias) if it is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -57,7 +57,7 @@ class GroupedMatrix:
 
     @property
     def bytes(self) -> int:
-        """What one pass reads."""
+        """Bytes that one pass reads."""
         return sum(it.nbytes for it in (self.weight, self.halves, self.times, self.bias) if it is not None)
 
     def __call__(self, x: Tensor) -> Tensor:

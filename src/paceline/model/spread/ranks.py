@@ -70,7 +70,7 @@ class SpreadRanks:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """What all processes do together: where one of them fails, or this one is interrupted, none can go on."""
+        """Collective calls of all processes: where one of them fails, or this one is interrupted, none can go on."""
         try:
             yield
         except (RuntimeError, OSError, ValueError) as error:

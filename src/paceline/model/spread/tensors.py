@@ -32,7 +32,7 @@ from paceline.model.spread.exchange import Exchange
 from paceline.model.spread.ranks import SpreadRanks
 
 WHAT_AND_COUNT = struct.Struct("<iq")
-"""What is to be done, and how many whole numbers follow by a broadcast."""
+"""Command to all processes, and how many whole numbers follow by a broadcast."""
 RANK_PASS, RANK_MOVE, RANK_READ, RANK_WRITE, RANK_ALLOCATE = range(5)
 
 
