@@ -154,7 +154,7 @@ class SpeedModel:
 class BudgetPlanner:
     """Planner of a byte budget. `models` {whether the draft model is kept: its arithmetic}: both where that is open.
     `whole`: whether as many rows are reserved for drafts as a pass has, whatever is chosen. `named`: nodes of a
-    request of the drafter that the user names; it drafts for a few requests at once wherever there is room. 0: nobody is named."""
+    request of the drafter that the user names, which drafts for a few requests at once wherever there is room; or 0."""
 
     models: Mapping[bool, MemoryModel]
     speeds: SpeedModel
