@@ -13,7 +13,7 @@ from openai import OpenAI
 from paceline import LLM
 from paceline.serve.connections import plain_head
 from paceline.serve.protocol import ChatRequest, Tool
-from paceline.serve.response_wire import messages
+from paceline.serve.response_wire import as_items, messages
 from paceline.serve.syntax import SYNTAXES
 from paceline.serve.triggered import triggered, without_tools
 from paceline.serve.wire import leniency
@@ -119,13 +119,13 @@ def test_a_tool_of_another_kind_cannot_be_chosen(url: str, choice: Any) -> None:
 
 
 def test_past_calls_of_other_kinds_are_shown_as_calls_of_functions() -> None:
-    items = [
+    items: list[dict[str, Any]] = [
         {"type": "message", "role": "user", "content": "go"},
         {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "*** Begin"},
         {"type": "custom_tool_call_output", "call_id": "1", "output": "ok"},
         {"type": "local_shell_call", "call_id": "2", "action": {"command": ["ls"]}},
     ]
-    said = messages(items, None)
+    said = messages(as_items([*items, {"type": "web_search_call", "id": "3", "action": {"query": "q"}}]), None)
     calls = [call["function"] for each in said for call in each.get("tool_calls", ())]
     assert [call["name"] for call in calls] == ["patch", "local_shell"] and said[2]["content"] == "ok"
     assert json.loads(calls[0]["arguments"]) == {"input": "*** Begin"}

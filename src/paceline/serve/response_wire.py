@@ -223,6 +223,10 @@ READ: dict[str, tuple[str, ...]] = {
     "reasoning": ("content", "summary"),
     "function_call": ("name", "arguments", "call_id"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "local_shell_call": ("call_id", "action"),
+    "local_shell_call_output": ("call_id", "output"),
 }
 """Fields that are read from an item of each type, in addition to its type, id and status."""
 
@@ -263,14 +267,16 @@ def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]
             thought += text(item.get("content") or item.get("summary") or "", where)
         elif kind in CALLS:
             name, arguments = called(item, where)
-            call = {"id": word(item, "call_id", where), "type": "function"}
-            call["function"] = {"name": name, "arguments": arguments}
+            id, function = word(item, "call_id", where), {"name": name, "arguments": arguments}
+            call = {"id": id, "type": "function", "function": function}
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": None})
             found[-1].setdefault("tool_calls", []).append(call)
         elif kind in OUTPUTS:
             id = word(item, "call_id", where)
             found.append({"role": "tool", "tool_call_id": id, "content": text(item.get("output"), where)})
+        elif kind == "web_search_call":
+            pass  # that a search was made; what it found is in no item
         elif kind == "message":
             found.append({"role": role(item, where), "content": text(item.get("content"), where)})
         else:
