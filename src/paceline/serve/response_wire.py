@@ -17,7 +17,7 @@ LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
 OTHERS = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message.input_image")
 """What clients ask to include along with tools that are not served: there is none of it."""
-CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+CALL_ITEMS = ("function_call", "custom_tool_call", "local_shell_call")
 OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 Item = Shallow
 Made = TypeVar("Made", bound=BaseModel)
@@ -265,7 +265,7 @@ def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]
         kind, where = item.get("type") or "message", f"input[{place}]"
         if kind == "reasoning":
             thought += text(item.get("content") or item.get("summary") or "", where)
-        elif kind in CALLS:
+        elif kind in CALL_ITEMS:
             name, arguments = called(item, where)
             id, function = word(item, "call_id", where), {"name": name, "arguments": arguments}
             call = {"id": id, "type": "function", "function": function}
