@@ -36,7 +36,7 @@ UNSUPPORTED = {
     "client_metadata": "it must be an object, of which nothing is stored",
 }
 """Parameters of other servers and why they are refused."""
-UNKNOWN = {
+UNKNOWN_PARAMETERS = {
     "guided_json": GIVE_FORMAT,
     "guided_regex": GIVE_FORMAT,
     "guided_choice": GIVE_FORMAT,
