@@ -396,7 +396,10 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
     goodput = sum(0.8**d for d in range(k + 1)) / seconds(k)
     assert share.min_chance is not None
     row = (times.of_target(base(1, k)) - times.of_target(base(1))) / k
-    assert share.min_chance == MinChance(pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452e-3))
+    pass_ = goodput * times.of_target(base(1))
+    assert share.min_chance == MinChance(
+        pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452e-3), pytest.approx(pass_)
+    )
     assert 0.8 ** (k + 1) < share.min_chance.node <= 0.8**k + 1e-9
 
 

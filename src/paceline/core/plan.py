@@ -25,6 +25,8 @@ class MinChance:
     """Price of one more row."""
     level: float = 0.0
     """Price of one more node of a chain apart from its row, such as a pass of a draft model."""
+    target: float = 0.0
+    """Price of a pass of the target, of which a drafter that runs some of its layers takes a share; 0: not known."""
 
     @property
     def node(self) -> float:

@@ -72,7 +72,7 @@ class Desk:
             group_size=config.group_size,
             layers=layers,
             layer_groups=config.layer_groups,
-            expects=table.policy.expects,
+            expects=table.expects,
         )
         return cls(cache, schedule, planner, table, config.max_requests)
 

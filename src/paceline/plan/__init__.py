@@ -114,10 +114,6 @@ class LengthPolicy:
         `base`: the pass without any nodes. Without room the answer is about K/V groups alone."""
         return StepDecision({r.id: Share("none", 0, 0) for r in requests})
 
-    def expects(self, request: Request, requests: int) -> int:
-        """Nodes that a decoding request is likely to get in the next step, as one of `requests`."""
-        return 0
-
     def learn(self, notes: Sequence[Note], work: Work, parts: "Sequence[Drafting]", times: "Times") -> None:
         """What the step that was decided last has taught."""
 

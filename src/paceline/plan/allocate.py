@@ -111,6 +111,8 @@ class Price:
         A row's is its average where there is a draft: of a staircase the last step says little."""
         out, every = {}, max(1, round(sum(point.rows / self.share(point) for _, point in choice.values())))
         average = (self.rows(every) - self.rows(0)) / every
+        n = self.base.requests
+        pass_ = goodput * self.times.of_target(Work(n, n, self.base.context, self.base.context, n)) / n
         for part in parts_of(choice):
             row = average
             if part.depth:  # a tree pays by passes, which it weighs itself
@@ -118,7 +120,7 @@ class Price:
                 row += (self.times.of_draft(part) - self.times.of_draft(fewer)) / part.requests
             level = self.times.of_draft(part) - self.times.of_draft(replace(part, depth=max(0, part.depth - 1)))
             level *= goodput / part.requests
-            out[part.drafter] = MinChance(min(MOST, max(LEAST, goodput * row)), min(MOST, level))
+            out[part.drafter] = MinChance(min(MOST, max(LEAST, goodput * row)), min(MOST, level), pass_)
         return out
 
 

@@ -225,12 +225,6 @@ class Goodput(LengthPolicy):
             shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
         return none | shares
 
-    def expects(self, request: Request, requests: int) -> int:
-        if not request.arms:
-            return self.fixed.expects(request, requests)
-        pick = self.held[False].pick(request)
-        return pick[1].nodes if pick is not None else 0
-
     def _passes(self, requests: Sequence[Request], decision: StepDecision, base: Work) -> int:
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
         where drafts may be cut, and few where a plain step is measured while drafts run."""

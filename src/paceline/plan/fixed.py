@@ -47,11 +47,6 @@ class FixedLength(LengthPolicy):
             shares[request.id] = Share(request.drafter, nodes, depth, price)
         return shares
 
-    def expects(self, request: Request, requests: int) -> int:
-        if request.drafter == "none":
-            return 0
-        return self.nodes(request, Work.of([(1, len(request.tokens), 1)] * requests))
-
     @property
     def measured(self) -> StepTimes | None:
         """The table, where its prices hold."""
@@ -83,7 +78,7 @@ class FixedLength(LengthPolicy):
         if not row and not level:
             return None
         pace = TOKENS / (1 + (ROWS - 1) * (row * n + level))
-        return MinChance(min(MOST, row * n * pace), min(MOST, level * pace))
+        return MinChance(min(MOST, row * n * pace), min(MOST, level * pace), pace)
 
     def row(self, base: Work) -> float:
         """What a row more costs, in passes of one row for each request."""
