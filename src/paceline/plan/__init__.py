@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.plan import MinChance, Note, Panel, Work
+from paceline.core.plan import MinChance, Note, Work
 from paceline.core.registry import Ahead, Registry, Runs
 from paceline.core.request import Request
 
@@ -26,7 +26,6 @@ class Share(NamedTuple):
     nodes: int
     depth: int
     min_chance: MinChance | None = None
-    chances: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,6 @@ class StepDecision:
 
     shares: Mapping[int, Share] = field(default_factory=dict)
     """{request id: share}"""
-    panels: tuple[Panel, ...] = ()
-    """Where drafts may be cut once they are drawn, fewest rows first."""
     passes: int = 1
     """Most passes of the target in the step."""
     why: tuple[str, ...] = ()

@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from paceline.core.plan import MinChance, Panel, Work
+from paceline.core.plan import MinChance, Work
 from paceline.plan.belief import Expected
-from paceline.plan.cost import OPENINGS, PANEL, Drafting, StepTimes
+from paceline.plan.cost import Drafting, StepTimes
 from paceline.plan.governor import fitting
 
 STAGES = 2
@@ -94,17 +94,6 @@ class Price:
                 return alone + of_rest(requests, 0, passes) / passes
         saved = self.times.of_saved(self.base.more(round(rows)), parts) if self.times.beside else 0.0
         return self.rows(rows, share) + sum(map(of_draft, parts)) - saved
-
-    def panels(self, choice: Choice, goodput: float) -> tuple[Panel, ...]:
-        """The panels among the rows that it may come to."""
-        out, most = [], sum(point.nodes for _, point in choice.values())
-        for rows in OPENINGS:
-            nodes = rows - self.base.rows
-            if 0 <= nodes < most:
-                first, last = self.rows(nodes + 1), self.rows(nodes + PANEL)
-                row = (last - first) / (PANEL - 1)
-                out.append(Panel(rows, goodput * (first - self.rows(nodes) - row), goodput * row))
-        return tuple(out)
 
     def worth(self, choice: Choice, goodput: float) -> dict[str, MinChance]:
         """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured cost).

@@ -85,14 +85,6 @@ class Expected:
         """Figures of a draft that has this other one in it, which is at least as deep: it brings at least as much."""
         return Expected(self.chance, [max(mine, other) for mine, other in zip(self.kept, part.kept)], self.rows)
 
-    def per_row(self) -> tuple[float, ...]:
-        """The chance of each row to be kept, never rising."""
-        out, least = list[float](), 1.0
-        for kept, rows in zip(self.kept, self.rows):
-            least = min(least, kept / max(rows, kept, 1e-9))
-            out += [least] * max(1, round(rows))
-        return tuple(out)
-
 
 @dataclass(slots=True)
 class Belief:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.plan import MinChance, Note, Panel, Work
+from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
 from paceline.plan import NONE, POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
@@ -46,7 +46,6 @@ class HeldChoice:
     usual: Pick | None = None
     """What most of them were given, of the least size."""
     worth: dict[str, MinChance] = field(default_factory=dict)
-    panels: tuple[Panel, ...] = ()
     goodput: float = 0.0
     count: int = 0
     """Requests that it was made for."""
@@ -205,7 +204,7 @@ class Goodput(LengthPolicy):
             self._decide(now, open_, room, base)
         now.left -= first
         tried = self._try(now, open_, base) if first else None
-        decision.panels, decision.why = now.panels, now.why
+        decision.why = now.why
         worth = now.worth
         if tried is not None:
             picks, worth, why = tried
@@ -221,18 +220,16 @@ class Goodput(LengthPolicy):
             drafter, point = pick
             nodes = min(point.nodes, room)
             room -= nodes
-            chances = point.law.per_row() if now.panels and not trying and point.law is not None else ()
-            shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
+            shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter))
         return none | shares
 
     def _passes(self, requests: Sequence[Request], decision: StepDecision, base: Work) -> int:
-        """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
-        where drafts may be cut, and few where a plain step is measured while drafts run."""
+        """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Few
+        where a plain step is measured while drafts run."""
         drafting = [r for r in requests if decision.shares[r.id].nodes]
         names = {decision.shares[r.id].drafter for r in drafting}
-        nodes = sum(decision.shares[r.id].nodes for r in drafting)
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
-        if not runs or not self._straight or any(panel.rows < base.rows + nodes for panel in decision.panels):
+        if not runs or not self._straight:
             return 1
         points = [
             self._points(r, s.drafter, [s.nodes], min(s.depth, DEPTH), len(drafting))[0]
@@ -262,7 +259,7 @@ class Goodput(LengthPolicy):
         """Choose again."""
         choice, now.goodput = self.best(requests, room, base)
         price = self._price(requests, base)
-        now.worth, now.panels = price.worth(choice, now.goodput), price.panels(choice, now.goodput)
+        now.worth = price.worth(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
         young = any(self._rounds(i, name, at.nodes) < YOUNG for i, (name, at) in choice.items())

@@ -74,10 +74,7 @@ class Grouped:
         if not self._alike or not longer:
             return plan
         self.levelled += 1
-        cut = [
-            item._replace(nodes=least, further=0, chances=()) if item.request.id in longer else item
-            for item in plan.items
-        ]
+        cut = [item._replace(nodes=least, further=0) if item.request.id in longer else item for item in plan.items]
         return replace(plan, items=cut)
 
     @property
