@@ -391,15 +391,12 @@ class Goodput(LengthPolicy):
             self._look = self.step + YOUNG * work.passes
         if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self.trial:
             self.times.observe(work, parts, times)
-        changes = self._changes()
         for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
             if arm is not None and arm.path:  # nothing prepared says nothing of the draft
                 depth = min(depth, len(note.offered))
             if arm is not None and depth:
                 self._known(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
-        if self._changes() > changes:
-            self._reconsider()
 
     def _account(self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """Book the step with the governor."""
@@ -424,9 +421,6 @@ class Goodput(LengthPolicy):
                     requests, all_ = got.get(key, (0, 0))
                     got[key] = requests + 1, all_ + count
             self.governor.drafted(work, times.total, got, sum(tokens.values()), self._straight)
-
-    def _changes(self) -> int:
-        return sum(each.changes for each in (self.beliefs, *self.apart.values()))
 
     def _enter(self, request: Request) -> None:
         """Note whose request it is. A tenant begins with what requests without a tenant have taught so far."""

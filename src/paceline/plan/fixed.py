@@ -7,9 +7,10 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.plan import POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
-from paceline.plan.allocate import MOST
 from paceline.plan.cost import StepTimes
 
+MOST = 0.6
+"""Most that a row, or a level, has to bring."""
 TOKENS, ROWS = 2.5, 3
 """Tokens and rows of a request in a usual step."""
 USUAL = 12
