@@ -1,4 +1,4 @@
-"""Means with intervals, for studies of applications: bootstrap over items, seeded, so that a table can be made again."""
+"""Means with intervals, for studies of applications: a seeded bootstrap over items."""
 
 from collections.abc import Sequence
 

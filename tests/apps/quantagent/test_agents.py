@@ -266,7 +266,7 @@ def csv(bars: Bars, path: Path) -> Path:
 
 def test_the_demo_pair_ends_with_a_report(tmp_path: Path, demo_url: str) -> None:
     pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'paceline[apps]')")
-    found = invoke("study", "--walk", "1", "--url", demo_url, "--out", str(tmp_path), "--deadline", "120")
+    found = invoke("study", "--walk", "1", "--url", demo_url, "--out", str(tmp_path), "--deadline", "600")
     [trade] = found["trades"]
     assert trade["side"] in (1, -1, 0)
     assert trade["probability"] is None or 0.5 <= trade["probability"] <= 1
@@ -295,7 +295,7 @@ def test_one_window_ends_with_a_report(tmp_path: Path) -> None:
         (lambda text: text + "99,x,2,1,1\n", "Close is 'x'"),
         (lambda text: text + "99,-1,2,1,1\n", "positive price"),
         (lambda text: "\n".join(text.split("\n")[:20]), "34 or more"),
-        (lambda text: "", "holds no bars"),
+        (lambda text: "", "holds no rows"),
     ],
 )
 def test_bad_bars_are_named(tmp_path: Path, spoil: Callable[[str], str], said: str) -> None:

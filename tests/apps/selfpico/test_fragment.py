@@ -169,7 +169,7 @@ def test_fragments_as_users_have_them(tmp_path: Path, name: str, text: str, sour
     "source",
     [
         "import absent_thing\nfrom other.part import f\nprint(absent_thing.x(1) + 2, f(cart.items[0].price))\n",
-        "total = sum(len(w) for w in text.split())\nprint('a' + name, total)\nreturn total\n",
+        "total = sum(int(w) for w in text.split())\nprint('a' + name, total)\nreturn total\n",
         "data = json.loads(open('in.json').read())\nprint(data['name'], np.mean(values))\n",
     ],
 )

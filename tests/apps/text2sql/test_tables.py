@@ -65,9 +65,12 @@ def test_a_second_question_continues_the_first(files: list[Path], tmp_path: Path
     tables = [part for path in files for part in ("--db", str(path))]
     with scripted(script) as (url, _):
         done = CliRunner().invoke(
-            app, ["Totals by city?", "--then", "only Ulm", *tables, "--single", "--json", "--out", str(tmp_path / "out"),
-                  "--describe", str(tmp_path / "about.csv"), "--url", url],
-        )  # fmt: skip
+            app,
+            [
+                *("Totals by city?", "--then", "only Ulm", *tables, "--single", "--json", "--url", url),
+                *("--out", str(tmp_path / "out"), "--describe", str(tmp_path / "about.csv")),
+            ],
+        )
     assert done.exit_code == 0, done.output
     assert json.loads(done.stdout)["rows"] == [["Ulm", 4.5]]
     assert "corrects or continues: 'Totals by city?'" in asked[1] and "FROM orders_2024" in asked[1]

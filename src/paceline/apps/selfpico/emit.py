@@ -49,11 +49,20 @@ STAND_IN = """class StandIn:
 
 
 """
-ABSENT = """for module in {modules}:
-    sys.modules[module] = types.ModuleType(module)
-    sys.modules[module].__path__ = []
-    sys.modules[module].__getattr__ = lambda name: StandIn(path=name)
+ABSENT = """class Absent:
+    \"\"\"Finds the modules that are not installed.\"\"\"
 
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in {modules}:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+    def create_module(self, spec):
+        module = types.ModuleType(spec.name)
+        module.__getattr__ = lambda name: StandIn(path=name)
+        return module
+    def exec_module(self, module): pass
+
+
+sys.meta_path.append(Absent())
 """
 
 
@@ -71,7 +80,7 @@ def standalone(ran: Ran) -> str:
     lines = [f'"""{ran.name}, with what it lacks put in; written by paceline-apps selfpico."""', ""]
     imported = [usual(name) for _, what in ran.found if (name := what.partition(" is ")[0]) and " is " in what]
     absent = sorted(set(ran.absent))
-    lines += [*imported, *(["import sys", "import types"] if absent else []), ""]
+    lines += [*imported, *(["import importlib.machinery", "import sys", "import types"] if absent else []), ""]
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
         lines.append(ABSENT.format(modules=absent))

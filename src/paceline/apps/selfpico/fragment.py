@@ -16,12 +16,13 @@ from pydantic import TypeAdapter
 
 from ..common.sandbox import AppLimits, AppOutcome, Job, run
 from ..common.sandbox.said import read_said
+from .box.modules import CALLED
 from .events import events_in
 from .instrument import FragmentError, PicoProgram, instrument, runnable
 from .predict import STOP, Guess, Hole, PicoRanker, Predictor
 from .search import PicoNeed, PicoSearch, conditions, needs
 from .taint import tainted
-from .uses import PicoUses, allowed, guess_of, uses_of
+from .uses import PicoUses, allowed, called, guess_of, uses_of
 
 HOLE: TypeAdapter[Hole] = TypeAdapter(Hole)
 PICO_BOX = Path(__file__).parent / "box"
@@ -184,9 +185,10 @@ class PicoRunner:
 
 
 def attributes_of(source: str) -> dict[str, list[str]]:
-    """Attributes that the fragment reads of each name."""
+    """Attributes that the fragment reads of each name, and whether it calls it."""
     text, _ = runnable(textwrap.dedent(source))
-    return {key[5:]: sorted(uses.attributes) for key, uses in uses_of(text).items() if key.startswith("name:")}
+    found = {key[5:]: uses for key, uses in uses_of(text).items() if key.startswith("name:")}
+    return {name: sorted(uses.attributes) + [CALLED] * (called in uses.checks) for name, uses in found.items()}
 
 
 def hole_of(need: PicoNeed) -> Hole:

@@ -22,11 +22,11 @@ MEMBERS = {
     "pathlib": "Path PurePath PosixPath",
     "datetime": "datetime timedelta date timezone",
     "functools": "partial reduce lru_cache wraps cached_property total_ordering singledispatch cmp_to_key",
-    "itertools": "chain product permutations combinations groupby islice cycle repeat count zip_longest starmap "
+    "itertools": "chain product permutations combinations groupby islice zip_longest starmap "
     "takewhile dropwhile accumulate combinations_with_replacement tee",
     "operator": "itemgetter attrgetter methodcaller",
     "time": "sleep perf_counter monotonic strftime strptime",
-    "random": "randint choice shuffle sample uniform randrange",
+    "random": "randint choice shuffle uniform randrange",
     "math": "sqrt pi floor ceil sin cos tan radians factorial hypot isnan isclose",
     "copy": "deepcopy",
     "urllib.parse": "urlencode urlparse quote unquote urljoin parse_qs urlsplit quote_plus",
@@ -35,7 +35,7 @@ MEMBERS = {
     "multiprocessing": "Pool Process cpu_count",
     "concurrent.futures": "ThreadPoolExecutor ProcessPoolExecutor as_completed",
     "enum": "Enum IntEnum Flag auto",
-    "dataclasses": "dataclass field asdict replace astuple fields",
+    "dataclasses": "dataclass asdict astuple",
     "typing": "Any List Dict Optional Union Tuple Callable TypeVar Generic NamedTuple cast overload Protocol Literal "
     "TYPE_CHECKING ClassVar Type Set",
     "io": "StringIO BytesIO TextIOWrapper",
@@ -70,15 +70,24 @@ MEMBERS = {
 MEMBER_OF = {member: module for module, members in MEMBERS.items() for member in members.split()}
 
 
+CALLED = "()"
+"""Stands among the attributes that are read of a name for its being called."""
+CONSTANT = frozenset({"pi", "ascii_lowercase", "ascii_uppercase", "ascii_letters", "punctuation"})
+
+
 def usual(name: str, attributes: Collection[str]) -> Any:
     """What a name usually is where nobody defined it. Raises LookupError where it is nothing usual. `attributes` are
     those that the fragment reads of it."""
-    module = ALIASES.get(name)
-    if name in MEMBER_OF:
+    module, called = ALIASES.get(name), CALLED in attributes
+    if name in MEMBER_OF and (name[0].isupper() or CALLED in attributes or name in CONSTANT):
+        attributes = [each for each in attributes if each != CALLED]
         found = getattr(importlib.import_module(MEMBER_OF[name]), name)
         if all(hasattr(found, each) for each in attributes):
             return found
         module = module or name
+    attributes = [each for each in attributes if each != CALLED]
+    if called and module is None:
+        raise LookupError(name)
     if module is None and (name in sys.stdlib_module_names or (attributes and installed(name))):
         module = name
     if module is None or not attributes or not installed(module):
