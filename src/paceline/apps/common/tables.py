@@ -22,6 +22,10 @@ POINT, GROUPED = re.compile(r"^[+-]?\d+\.\d+$"), re.compile(r"^[+-]?\d{1,3}\.\d{
 THOUSANDS = re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$")
 
 
+RARE = 0.15
+"""Share of bytes beyond ASCII below which a text is of western Europe: a detector needs more of them to tell."""
+
+
 class TableError(ValueError):
     """A file that is no table; the text is a sentence that says what to do."""
 
@@ -83,6 +87,11 @@ def decoded(path: Path) -> tuple[str, list[str]]:
     for encoding in ("utf-16",) if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig",):
         try:
             return raw.decode(encoding), []
+        except UnicodeDecodeError:
+            pass
+    if sum(byte >= 0x80 for byte in raw) < RARE * len(raw) and b"\0" not in raw:
+        try:
+            return raw.decode("cp1252"), [f"{path.name} is not UTF-8; it was read as Windows-1252."]
         except UnicodeDecodeError:
             pass
     from charset_normalizer import from_bytes

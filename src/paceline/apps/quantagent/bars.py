@@ -55,7 +55,7 @@ def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
     row and the column."""
     if not rows:
         raise ValueError(f"{place} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
-    names = {plain(name): name for name in reversed(rows[0])}
+    names = {plain(name): name for name in reversed(list(rows[0]))}
     missing = [name for name in QUANT_COLUMNS if name not in names]
     if missing:
         raise ValueError(f"{place} has no column {missing[0]}; expected are {', '.join(QUANT_COLUMNS)}.")

@@ -99,7 +99,9 @@ def standalone(ran: Ran) -> str:
     lines += ["", text]
     if shift:
         call = f"{FUNCTION}()"
-        lines.append(f"import asyncio; asyncio.run({call})" if text.startswith("async") else f"list({call} or ())")
+        run = [f"import asyncio; asyncio.run({call})"]
+        plain = [f"result = {call}", 'if hasattr(result, "__next__"):', "    list(result)"]
+        lines += run if text.startswith("async") else plain
     return "\n".join(lines) + "\n"
 
 

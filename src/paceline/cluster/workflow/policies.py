@@ -44,7 +44,8 @@ def policy(
     dispatch, _, queue = name.partition("+")
     planner: WorkflowPlanner = HexGen(predictor, alpha)
     if dispatch != "hexgen":
-        planner = {"rr": RoundRobin(), "shortest": ShortestQueue()}.get(dispatch, Balanced(predictor))
+        others: dict[str, WorkflowPlanner] = {"rr": RoundRobin(), "shortest": ShortestQueue()}
+        planner = others.get(dispatch) or Balanced(predictor)
     return planner, ArrivalOrder() if queue == "fcfs" else Urgency(predictor, patience)
 
 
