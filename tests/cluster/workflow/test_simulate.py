@@ -74,7 +74,7 @@ def _stepwise(speed: Speed, calls: list[tuple[str, float, int, int]]) -> dict[st
 
 
 def test_late_work_is_cancelled_where_that_is_asked_for() -> None:
-    """One slow instance and three workflows of 2 calls of 2 s: in time are those that work for late ones would delay."""
+    """One slow instance, three workflows of two calls of 2 s: the late ones end at their deadline."""
     jobs = [SimulatedJob(0.0, stages(("a", 1), ("a", 1)), 3.0) for _ in range(2)]
     jobs.append(SimulatedJob(6.5, stages(("a", 1), ("a", 1)), 6.0))
 
