@@ -155,7 +155,7 @@ async def test_a_model_that_always_says_long_says_nothing() -> None:
         return "LONG" if asked(body) == "decision" else follows(body)
 
     [decision], _ = await made(script, rows_of(1))
-    assert (decision.side, decision.why) == (0, "no trade: the bars and their mirror were told alike")
+    assert (decision.side, decision.why) == (0, "no trade: the bars and their mirror were judged alike")
     assert decision.leaning is not None and decision.leaning > 0.99
     [plain], _ = await made(script, rows_of(1, drift=-1.0), Rules(corrected=False))
     assert plain.side == 1

@@ -16,14 +16,14 @@ from .client import CallError
 
 OWN_SERVER_S = 600.0
 """Seconds until a server must answer: a model may have to be loaded from the network first."""
-LOOK_S = 2.0
+OWN_LOOK_S = 2.0
 
 
 async def serves(url: str, model: str | None) -> bool:
     """Whether a server answers there, and has the model if one is named."""
     base = url.rstrip("/").removesuffix("/v1")
     try:
-        async with httpx2.AsyncClient(base_url=base, timeout=LOOK_S) as http:
+        async with httpx2.AsyncClient(base_url=base, timeout=OWN_LOOK_S) as http:
             answer = await http.get("/v1/models")
             if model is None or not answer.is_success:
                 return True

@@ -179,7 +179,7 @@ def reports(given: dict[str, AppAnswer[QuantView]]) -> str:
 
 
 def unbiased(sides: Sequence[AppAnswer[str]]) -> tuple[str | None, float | None, float | None]:
-    """The side, its probability and the model's leaning to LONG. With the mirrored bars' answer beside it, half the
+    """The side, its probability and the model's leaning to LONG. With the answer to the mirrored bars, half the
     difference of the log-odds counts: a model that says LONG to both has said nothing, and there is no side."""
     first = sides[0]
     if len(sides) == 1 or first.value is None:
@@ -195,11 +195,11 @@ def unbiased(sides: Sequence[AppAnswer[str]]) -> tuple[str | None, float | None,
 
 
 LEAST_EVIDENCE = 1e-3
-"""Log-odds below which the bars and their mirror were told alike."""
+"""Log-odds below which bars and mirror count as judged alike."""
 
 
 def log_odds(answer: AppAnswer[str]) -> float | None:
-    """Of LONG, at most 12 either way; of the answer alone where no probabilities came."""
+    """Log-odds of LONG, at most 12 either way; of the answer alone where no probabilities came."""
     if answer.value is None:
         return None
     long = answer.probabilities.get("LONG", float(answer.value == "LONG"))
@@ -226,7 +226,7 @@ async def concluded(
     side, sure, leaning = unbiased(sides)
     if side is None:
         problem = next((each.problem for each in sides if each.value is None), None)
-        why = f"no decision came ({problem})" if problem else "the bars and their mirror were told alike"
+        why = f"no decision came ({problem})" if problem else "the bars and their mirror were judged alike"
         return QuantDecision(0, f"no trade: {why}", views=views, leaning=leaning)
     question = (
         f"The decision is {side}. Justify it by the reports, and say for how many bars it holds, how far away the stop "

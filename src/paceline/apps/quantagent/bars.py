@@ -45,7 +45,7 @@ class Bars:
         return self.part(max(0, len(self) - count), len(self))
 
     def mirrored(self) -> "Bars":
-        """The same bars upside down, about the last close: each rise is a fall of the same ratio."""
+        """Bars upside down, about the last close: each rise is a fall of the same ratio."""
         square = float(self.close[-1]) ** 2
         return Bars(self.time, square / self.open, square / self.low, square / self.high, square / self.close)
 

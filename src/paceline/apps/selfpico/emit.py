@@ -6,7 +6,7 @@ from .box.modules import ALIASES, MEMBER_OF, content
 from .fragment import Ran
 from .instrument import FUNCTION, runnable
 
-VALUES = {
+EMITTED_VALUES = {
     "None": "None", "Boolean": "True", "Integer": "1", "Float": "1.0", "String": "'a'", "List": "[StandIn()]",
     "Tuple": "(StandIn(),)", "Set": "{StandIn()}", "Dictionary": "{'a': StandIn()}", "Tensor": "[[1.0]]",
     "Array": "[1]", "DataFrame": "{'a': [1]}", "Callable": "StandIn", "Resource": "StandIn()", "Object": "StandIn()",
@@ -25,7 +25,7 @@ STAND_IN = """class StandIn:
     def __call__(self, *args, **kwargs):
         value = StandIn.CALLS.get(self.path.rpartition(".")[2])
         return value() if value else StandIn(path=f"{{self.path}}()")
-    def __iter__(self): return iter([1])
+    def __iter__(self): return iter([StandIn()])
     def __next__(self): raise StopIteration
     def __len__(self): return 1
     def keys(self): return ["a"]
@@ -49,7 +49,7 @@ STAND_IN = """class StandIn:
 
 
 """
-ABSENT = """class Absent:
+ABSENT_FINDER = """class Absent:
     \"\"\"Finds the modules that are not installed.\"\"\"
 
     def find_spec(self, name, path=None, target=None):
@@ -83,7 +83,7 @@ def standalone(ran: Ran) -> str:
     lines += [*imported, *(["import importlib.machinery", "import sys", "import types"] if absent else []), ""]
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
-        lines.append(ABSENT.format(modules=absent))
+        lines.append(ABSENT_FINDER.format(modules=absent))
     code = [str(guess["code"]) for guess in values.values() if guess.get("code")]
     lines += [*dict.fromkeys(code)]
     for _, what in ran.found:
@@ -106,7 +106,7 @@ def standalone(ran: Ran) -> str:
 
 
 def written(guess: dict[str, object]) -> str:
-    return str(guess["expression"]) if guess.get("expression") else VALUES[str(guess.get("type", "Object"))]
+    return str(guess["expression"]) if guess.get("expression") else EMITTED_VALUES[str(guess.get("type", "Object"))]
 
 
 def usual(name: str) -> str:

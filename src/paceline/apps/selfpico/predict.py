@@ -39,7 +39,7 @@ class Hole:
 Guess = dict[str, Any]
 """{"stop": true}, {"type": word} or {"code": statements, "expression": text}; further keys are for the report."""
 STOP: Guess = {"stop": True}
-UNKNOWN: Guess = {"type": "Object", "how": "object"}
+UNKNOWN_OBJECT: Guess = {"type": "Object", "how": "object"}
 CHOICES = 2
 """Words that the model chooses before it writes a value."""
 
@@ -90,7 +90,7 @@ class Ordered:
     name: str
 
     async def predict(self, hole: Hole, fragment: str) -> Guess:
-        return STOP if hole.tried else UNKNOWN
+        return STOP if hole.tried else UNKNOWN_OBJECT
 
     async def ranked(self, hole: Hole, fragment: str, words: Sequence[str]) -> list[str]:
         return self.order(hole, fragment, words)
@@ -99,7 +99,7 @@ class Ordered:
         return None
 
 
-USUAL_VALUES = (
+FREQUENT_VALUES = (
     "None",
     "String",
     "Texts",
@@ -115,8 +115,10 @@ USUAL_VALUES = (
 
 
 def usual_order(hole: Hole, fragment: str, words: Sequence[str]) -> list[str]:
-    """The same order always: what is frequent in programs first."""
-    return sorted(words, key=lambda word: USUAL_VALUES.index(word) if word in USUAL_VALUES else len(USUAL_VALUES))
+    """One order always: what is frequent in programs first."""
+    return sorted(
+        words, key=lambda word: FREQUENT_VALUES.index(word) if word in FREQUENT_VALUES else len(FREQUENT_VALUES)
+    )
 
 
 class Value(BaseModel):
@@ -173,7 +175,7 @@ class PicoModel:
     deadline_s: float = DEADLINE_S
 
     async def predict(self, hole: Hole, fragment: str) -> Guess:
-        return STOP if hole.tried else UNKNOWN
+        return STOP if hole.tried else UNKNOWN_OBJECT
 
     async def ranked(self, hole: Hole, fragment: str, words: Sequence[str]) -> list[str]:
         """The words by the model's probability; where it gives no answer, the usual order."""

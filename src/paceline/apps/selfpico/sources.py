@@ -7,17 +7,17 @@ from pathlib import Path
 
 from .cut import CutError, Fragment
 
-PROMPT = re.compile(r"^\s*>>> ?", re.MULTILINE)
+SESSION_PROMPT = re.compile(r"^\s*>>> ?", re.MULTILINE)
 CELL_PROMPT = re.compile(r"^In \[\d*\]: ?", re.MULTILINE)
 FENCED = re.compile(r"^```(?:python|py|pycon)?[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SUFFIXES = frozenset({".py", ".ipynb", ".md", ".txt", ".pycon"})
+PICO_SUFFIXES = frozenset({".py", ".ipynb", ".md", ".txt", ".pycon"})
 
 
 def gathered(paths: list[Path]) -> list[Fragment]:
     """Fragments of files, and of all files of folders that can hold some. Raises CutError."""
     found: list[Fragment] = []
     for path in paths:
-        inside = [each for each in sorted(path.rglob("*")) if each.suffix in SUFFIXES - {".md", ".txt"}]
+        inside = [each for each in sorted(path.rglob("*")) if each.suffix in PICO_SUFFIXES - {".md", ".txt"}]
         for each in inside if path.is_dir() else [path]:
             found += fragments(str(each), text_of(each))
     return found
@@ -45,7 +45,7 @@ def fragments(name: str, text: str) -> list[Fragment]:
 
 def session(text: str) -> str:
     """Code without an interpreter's prompts; what it printed stays as comments, so line numbers do."""
-    if PROMPT.search(text):
+    if SESSION_PROMPT.search(text):
         return doctest.script_from_examples(text)
     if CELL_PROMPT.search(text):
         kept = [CELL_PROMPT.sub("", line) for line in text.splitlines() if not re.match(r"^Out ?\[", line)]

@@ -29,7 +29,7 @@ EXTRA: dict[str, tuple[str, Any]] = {
     "Rows": ("[{'id': 1, 'name': 'a'}]", [{"id": 1, "name": "a"}]), "Empty dictionary": ("{}", {}),
     "Bytes": ("b'a'", b"a"),
 }  # fmt: skip
-"""Values beside those of the types: name, expression, value."""
+"""Values in addition to those of the types: name, expression, value."""
 SAMPLES: dict[str, Any] = {
     "None": None, "Boolean": True, "Integer": 1, "Float": 1.0, "String": "a", "List": [Dummy()], "Tuple": (Dummy(),),
     "Set": {Dummy()}, "Dictionary": {"a": Dummy()}, "Callable": Dummy, "Resource": Resource(), "Object": Dummy(),

@@ -8,7 +8,7 @@ from typing import Any
 from ..common.times import known
 from .database import SqlResult
 
-FEW, MANY = 2, 60
+FEWEST_ROWS, MOST_BARS = 2, 60
 """Rows of a chart, at least and at most; a line may have twenty times as many."""
 
 
@@ -29,7 +29,7 @@ class SqlChart:
     def draw(self, axes: Any) -> None:
         """Draw on matplotlib axes."""
         if self.line:
-            axes.plot(self.labels, self.values, marker="o" if len(self.values) <= MANY else "")
+            axes.plot(self.labels, self.values, marker="o" if len(self.values) <= MOST_BARS else "")
             step = max(1, len(self.labels) // 8)
             axes.set_xticks(range(0, len(self.labels), step), self.labels[::step], rotation=20)
             axes.set_ylabel(self.value)
@@ -40,9 +40,9 @@ class SqlChart:
 
 
 def chart(result: SqlResult) -> SqlChart | None:
-    """None where no column of numbers stands beside one of names, or there are too few or many rows."""
+    """None where no column of numbers stands next to one of names, or there are too few or many rows."""
     columns = list(zip(*result.rows)) if result.rows else []
-    if len(columns) < 2 or not FEW <= len(result.rows) <= 20 * MANY:
+    if len(columns) < 2 or not FEWEST_ROWS <= len(result.rows) <= 20 * MOST_BARS:
         return None
     times = [n for n, cells in enumerate(columns) if all(timed(cell) for cell in cells)]
     numeric = [n for n, cells in enumerate(columns) if n not in times and all(number(cell) for cell in cells)]
@@ -52,10 +52,10 @@ def chart(result: SqlResult) -> SqlChart | None:
         return None
     at, value = names[0], numeric[-1]
     labels = [str(cell) for cell in columns[at]]
-    line = bool(times) and len(labels) > FEW
+    line = bool(times) and len(labels) > FEWEST_ROWS
     if line:
         order: Sequence[int] = sorted(range(len(labels)), key=lambda n: labels[n])
-    elif len(labels) > MANY:
+    elif len(labels) > MOST_BARS:
         return None
     else:
         order = range(len(labels))

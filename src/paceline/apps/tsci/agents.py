@@ -123,7 +123,7 @@ def _member(key: str, value: Mapping[str, Any], seasons: Sequence[int]) -> bool:
 async def plan(
     client: AppClient, data: str, count: int, settings: AppSettings, usual: Sequence[str] = USUAL_METHODS
 ) -> tuple[list[str], Told]:
-    """`count` models to try, without repeats, and the usual ones and the safe one beside them."""
+    """`count` models to try, without repeats, with the usual ones and the safe one."""
     library = "\n".join(f"{name}: {model.about}" for name, model in LIBRARY.items())
     form = thing(
         {

@@ -92,7 +92,7 @@ def combine(
     return Combined(way, mae, ways(forecasts, weights, best)[way])
 
 
-LEVELS = (80, 90, 95)
+BAND_LEVELS = (80, 90, 95)
 WIDER = 1.15
 """Errors of the models that validation chose are smaller in validation than after it."""
 
@@ -107,7 +107,7 @@ def intervals(held: list[Floats], truth: list[Floats], forecast: Floats) -> dict
     curve = rising(gaps.mean(axis=0))
     shares = (gaps / curve).ravel()
     bands = {}
-    for level in LEVELS:
+    for level in BAND_LEVELS:
         reach = WIDER * float(np.quantile(shares, min(1.0, level / 100 * (1 + 1 / len(shares))))) * curve
         bands[f"{level}"] = (forecast - reach, forecast + reach)
     return bands

@@ -14,7 +14,7 @@ from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
 
 DISPATCH_WIDTH, DISPATCH_HIDDEN = 16, 32
 MOST_WORK, IDLE = 10.0, -2.0
-"""At first: the weight of a job's work left, and the logit of No-Op beside that of the best job's."""
+"""At first: the weight of a job's work left, and the logit of No-Op less that of the best job's."""
 NO = -1e9
 """Logit of what is not legal."""
 

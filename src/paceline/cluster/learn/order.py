@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.cluster.learn.features import FEATURES, LEFT, RANK, CallGraph, graph
+from paceline.cluster.learn.features import FEATURES, LEFT_PLACE, RANK_PLACE, CallGraph, graph
 from paceline.cluster.learn.files import loaded
 from paceline.cluster.workflow.heft import Ranks
 from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
@@ -39,8 +39,8 @@ class OrderNetwork(nn.Module):
         with torch.no_grad():
             for each in (self.rule.weight, self.rule.bias, self.score[-1].weight, self.score[-1].bias):
                 each.zero_()
-            self.rule.weight[0, LEFT] = -LEAST_LEFT
-            self.rule.weight[0, RANK] = OWN_RANK
+            self.rule.weight[0, LEFT_PLACE] = -LEAST_LEFT
+            self.rule.weight[0, RANK_PLACE] = OWN_RANK
 
     def forward(self, g: CallGraph) -> Tensor:
         """float32 [R]."""

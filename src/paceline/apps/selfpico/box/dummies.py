@@ -18,7 +18,7 @@ class Dummy:
         return Dummy()
 
     def __iter__(self) -> Any:
-        return iter([1])
+        return iter([Dummy()])
 
     def __next__(self) -> Any:
         raise StopIteration
@@ -59,16 +59,16 @@ class Dummy:
         yield
 
     async def __aiter__(self) -> Any:
-        yield 1
+        yield Dummy()
 
 
-MANY = 3
+MANY_COMPARISONS = 3
 """How often a comparison of an unknown object holds: a loop that waits for it ends."""
 
 
 def operators() -> None:
-    """Arithmetic gives another unknown object, with unknown objects and with numbers; a comparison holds MANY times,
-    then not. With a text or a list it is an error, as it is for nearly every object."""
+    """Arithmetic gives another unknown object, with unknown objects and with numbers; a comparison holds
+    MANY_COMPARISONS times, then not. With a text or a list it is an error, as it is for nearly every object."""
     number = (int, float, complex, Dummy)
 
     def arithmetic(self: Dummy, other: Any) -> Any:
@@ -78,7 +78,7 @@ def operators() -> None:
         if not isinstance(other, number):
             return NotImplemented
         self.__dict__["compared"] = self.__dict__.get("compared", 0) + 1
-        return self.__dict__["compared"] <= MANY
+        return self.__dict__["compared"] <= MANY_COMPARISONS
 
     for name in (
         "add",

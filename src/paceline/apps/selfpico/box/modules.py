@@ -72,14 +72,14 @@ MEMBER_OF = {member: module for module, members in MEMBERS.items() for member in
 
 CALLED = "()"
 """Stands among the attributes that are read of a name for its being called."""
-CONSTANT = frozenset({"pi", "ascii_lowercase", "ascii_uppercase", "ascii_letters", "punctuation"})
+MEMBER_VALUES = frozenset({"pi", "ascii_lowercase", "ascii_uppercase", "ascii_letters", "punctuation"})
 
 
 def usual(name: str, attributes: Collection[str]) -> Any:
     """What a name usually is where nobody defined it. Raises LookupError where it is nothing usual. `attributes` are
     those that the fragment reads of it."""
     module, called = ALIASES.get(name), CALLED in attributes
-    if name in MEMBER_OF and (name[0].isupper() or CALLED in attributes or name in CONSTANT):
+    if name in MEMBER_OF and (name[0].isupper() or CALLED in attributes or name in MEMBER_VALUES):
         attributes = [each for each in attributes if each != CALLED]
         found = getattr(importlib.import_module(MEMBER_OF[name]), name)
         if all(hasattr(found, each) for each in attributes):
@@ -111,7 +111,7 @@ def installed(module: str) -> bool:
         return False
 
 
-FILES = {
+MADE_FILES = {
     "csv": "id,name,value,date\n1,Ada,2.5,2024-01-01\n2,Bob,3.5,2024-01-02\n3,Cy,4.0,2024-01-03\n",
     "json": '{"id": 1, "name": "Ada", "value": 2.5, "items": [{"id": 1, "name": "a"}]}\n',
     "jsonl": '{"id": 1, "name": "Ada"}\n{"id": 2, "name": "Bob"}\n',
@@ -126,4 +126,4 @@ ANY_FILE = "1 2 3\n4 5 6\n7 8 9\n"
 
 def content(path: str) -> str:
     """Text for a file that a fragment reads, by the ending of its name."""
-    return FILES.get(path.rpartition(".")[2].lower(), ANY_FILE)
+    return MADE_FILES.get(path.rpartition(".")[2].lower(), ANY_FILE)
