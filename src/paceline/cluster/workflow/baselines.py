@@ -49,7 +49,7 @@ class Balanced:
         out = []
         for task in ready:
             best = own(task, instances) or min(instances, key=lambda each: load[each.name])
-            load[best.name] += self.predictor.seconds(task.work, best) / best.width()
+            load[best.name] += self.predictor.seconds(task.work, best) / best.slots
             out.append((task, best))
         return out
 

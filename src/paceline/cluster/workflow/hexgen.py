@@ -23,7 +23,7 @@ class HexGen:
         out = []
         for task in sorted(ready, key=lambda t: (slack(t, now), t.ready or 0.0, t.id)):
             chosen = own(task, instances) or self._best(task, instances, load)
-            load[chosen.name] += self.predictor.seconds(task.work, chosen) / chosen.width()
+            load[chosen.name] += self.predictor.seconds(task.work, chosen) / chosen.slots
             out.append((task, chosen))
         return out
 

@@ -107,15 +107,7 @@ class Instance:
         counts, whatever was predicted for it."""
         waiting = sum(predictor.seconds(task.work, self) for task in self.queue)
         left = sum(self.left(task, now, predictor) for task in self.running.values())
-        return (waiting + left) / self.width()
-
-    def width(self) -> float:
-        """Calls at once, as slots and the room for K/V of calls such as those here allow."""
-        here = [*self.queue, *self.running.values()]
-        if self.room == inf or not here:
-            return float(self.slots)
-        mean = sum(task.work.tokens_in + task.work.tokens_out for task in here) / len(here)
-        return min(float(self.slots), max(1.0, self.room / max(1.0, mean)))
+        return (waiting + left) / self.slots
 
     def left(self, task: Task, now: float, predictor: "CallPredictor") -> float:
         """Seconds that a running call still needs, by prediction."""
