@@ -36,7 +36,7 @@ def test_files_become_tables_of_one_database(files: list[Path], tmp_path: Path) 
     found = database.run("SELECT city, sum(total) FROM orders_2024 GROUP BY city ORDER BY city")
     assert found.rows == (("K\u00f6ln", 4.5), ("Ulm", 4.5))
     assert database.run("SELECT max(twice) FROM n").rows == ((4,),)
-    with pytest.raises(QueryError, match=r"not|forbidden|permission|disabled"):
+    with pytest.raises(QueryError, match="reaches beyond"):
         database.run(f"SELECT * FROM read_csv('{files[0]}')")
 
 
