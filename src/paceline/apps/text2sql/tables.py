@@ -6,6 +6,7 @@ They are read here, before any question: a query of a model's never reads a file
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..common.tables import TableError, decoded
 from .database import QueryError
@@ -30,7 +31,7 @@ def imported(paths: Sequence[Path], folder: Path) -> Path:
     import duckdb
 
     made = folder / "tables.duckdb"
-    config = {"memory_limit": IMPORT_MEMORY, "threads": "1", "autoinstall_known_extensions": "false"}
+    config: dict[str, Any] = {"memory_limit": IMPORT_MEMORY, "threads": "1", "autoinstall_known_extensions": "false"}
     used: dict[str, Path] = {}
     with duckdb.connect(str(made), config=config) as connection:
         for number, path in enumerate(paths):
