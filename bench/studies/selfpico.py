@@ -48,7 +48,7 @@ async def run(study: Study, given: argparse.Namespace) -> None:
         await study.run(predictor(name), given.rounds, given.width, lambda: None)
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
     if given.model:
-        async with AppClient(given.model, timeout=600) as client:
+        async with AppClient(given.model, timeout_s=600) as client:
             await study.run(PicoModel(client), given.rounds, given.width, lambda: None)
             print(client.tally.as_dict(), file=sys.stderr)
 
