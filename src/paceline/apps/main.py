@@ -14,7 +14,7 @@ APP_COMMANDS = {
     "tsci": ("tsci.command", "Forecast a time series of a CSV file, with models chosen, weighed and reported."),
     "text2sql": (
         "text2sql.command",
-        "Answer questions about an SQLite or DuckDB file, by queries that only read.",
+        "Answer questions about a database, or CSV and Parquet files, by queries that only read.",
     ),
     "quantagent": ("quantagent.command", "Analyse bars of prices, decide, back-test; a demonstration, no advice."),
 }

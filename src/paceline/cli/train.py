@@ -24,7 +24,8 @@ def workflow_order(*, output: Output, minutes: Minutes = 10.0, seed: Seed = 0) -
     """Train an order of ready calls for graphs of model calls, for the planner `learned` (DeepSoCS).
 
     A graph network of some hundred parameters learns by REINFORCE on random graphs, on this machine's CPU. Prints mean
-    completion over HEFT's on each tenth update's graphs, and at the end what training cost.
+    completion over HEFT's on each tenth update's graphs, and at the end what training cost. The run is kept in
+    OUTPUT.state: the same command goes on from there.
     """
     from paceline.cluster.learn import reinforce
     from paceline.cluster.learn.order import save
@@ -34,11 +35,13 @@ def workflow_order(*, output: Output, minutes: Minutes = 10.0, seed: Seed = 0) -
     def report(now: reinforce.ReinforcementProgress) -> None:
         points.append((now.update, now.ratio))
         if now.update % 10 == 0:
-            typer.echo(f"update {now.update}: {now.ratio:.3f} of HEFT's mean completion, {now.seconds:.0f} s", err=True)
+            held = f"{now.ratio:.3f} of HEFT's mean completion, held out {now.held:.4f} at best"
+            typer.echo(f"update {now.update}: {held}, {now.seconds:.0f} s", err=True)
 
     check(output, minutes)
-    network, updates = reinforce.train(reinforce.ReinforcementPlan(minutes=minutes, seed=seed), report)
+    network, updates = reinforce.train(reinforce.ReinforcementPlan(minutes=minutes, seed=seed), report, _state(output))
     save(network, output)
+    _state(output).unlink(missing_ok=True)
     done(output, network, updates, minutes, {"mean completion over HEFT's": points})
 
 
@@ -52,7 +55,8 @@ def jssp(
 ) -> None:
     """Train a dispatching rule for job shops against CP-SAT's completions; needs OR-tools.
 
-    Prints the mean makespan of the rule's draws over the solver's completions, and what training cost.
+    First the solver's schedules are imitated; then prints the mean makespan of the rule's draws over the solver's
+    completions, and what training cost. The run is kept in OUTPUT.state: the same command goes on from there.
     """
     from paceline.cluster.learn import imitate
     from paceline.cluster.learn.dispatcher import save
@@ -69,9 +73,14 @@ def jssp(
     if not 0 < solver_seconds < float("inf"):
         raise InputError(f"solver_seconds is {solver_seconds}, but it must be a positive number.")
     plan = imitate.ImitationPlan(minutes=minutes, seed=seed, solver_seconds=solver_seconds)
-    network, updates = imitate.train(plan, report)
+    network, updates = imitate.train(plan, report, _state(output))
     save(network, output)
+    _state(output).unlink(missing_ok=True)
     done(output, network, updates, minutes, {"mean makespan over the solver's": points})
+
+
+def _state(output: Path) -> Path:
+    return output.with_name(output.name + ".state")
 
 
 @command

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,13 @@ from paceline.apps.common.client import AppClient
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.selfpico.box import dummies
 from paceline.apps.selfpico.cut import PICO_SCRIPTS, SEEDED, scripts
+from paceline.apps.selfpico.emit import standalone
 from paceline.apps.selfpico.fragment import PicoRunner, Ran
-from paceline.apps.selfpico.predict import Guess, Hole, Nothing, PicoModel, Types
+from paceline.apps.selfpico.predict import Guess, Hole, Nothing, Ordered, PicoModel, Types, usual_order
+from paceline.apps.selfpico.sources import gathered
 from paceline.apps.selfpico.study import Study
 from paceline.apps.selfpico.table import SHIPPED, Table
+from paceline.apps.selfpico.uses import allowed, uses_of
 from tests.apps.scripted import scripted
 
 pytestmark = pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")
@@ -85,21 +90,95 @@ def test_an_error_that_the_fragment_handles_or_raises_is_its_own() -> None:
     assert (result.output, result.end) == ("handled\nraised\n", "ValueError")
 
 
-def test_a_run_is_mended_and_the_rest_stays() -> None:
-    replies = iter([
-        {"reason": "", "code": "", "expression": "'three'"}, {"reason": "", "code": "", "expression": "[1]"},
-        {"reason": "", "code": "", "expression": "3"},
-    ])  # fmt: skip
-
-    async def go(url: str) -> Ran:
+def test_a_value_is_asked_for_only_where_the_execution_needs_one() -> None:
+    async def go(url: str, source: str) -> Ran:
         async with AppClient(url) as client:
-            return await PicoRunner(PicoModel(client), 2).run("f", "b = items\nprint(count + 1, b)\nprint('end')\n")
+            return await PicoRunner(PicoModel(client), 4).run("f", source)
 
-    with scripted(lambda body: json.dumps(next(replies))) as (url, bodies):
-        result = asyncio.run(go(url))
-    assert [p.shown for p in result.puts] == ["'three'", "3"] or result.output == "4 'three'\nend\n"
-    assert (result.share, result.runs) == (1, 2), result
-    assert "line 2 then raised TypeError" in bodies[-1]["messages"][-1]["content"]
+    def answers(body: dict[str, Any]) -> str:
+        return "String" if "Answer with one of" in body["messages"][-1]["content"] else "{}"
+
+    with scripted(answers) as (url, bodies):
+        free = asyncio.run(go(url, "b = items\nfor c in b.parts():\n    print(c + count)\n"))
+        assert (free.share, free.runs, bodies) == (1, 1, [])
+        result = asyncio.run(go(url, "b = items\nprint('a' + name, b)\nprint('end')\n"))
+    assert (result.share, result.runs) == (1, 2) and result.output.endswith("end\n"), result
+    assert {p.key: p.guess["how"] for p in result.puts} == {"name:items": "object", "name:name": "String"}
+    asked = bodies[0]["messages"][-1]["content"]
+    assert "It ended with TypeError" in asked and "String" in asked.rpartition("one of: ")[2]
+    assert "Integer" not in asked.rpartition("one of: ")[2], "a number cannot be added to a text"
+
+
+def test_a_condition_that_keeps_lines_from_running_is_turned() -> None:
+    source = "if done:\n    raise SystemExit\na = 1\nb = 2\nif mode == 'fast':\n    c = 3\n"
+    result = ran(source, Ordered(usual_order, "search"), 6)
+    assert {1, 3, 4, 5} <= result.ran and 2 not in result.ran
+    assert {p.key: p.guess["how"] for p in result.puts}["name:done"] in ("None", "False")
+    assert result.runs <= 6 and ran(source, Types(lambda hole, fragment: "Object")).ran == {1, 2}
+
+
+def test_usual_modules_and_files_are_there_without_asking() -> None:
+    source = (
+        "rows = list(csv.DictReader(open('data/in.csv')))\nwords = Counter(r['name'] for r in rows)\n"
+        "for n in os.listdir('photos'):\n    pass\nprint(np.mean([1, 3]), words['Ada'], string)\n"
+        "try:\n    open('none.txt')\nexcept FileNotFoundError:\n    print('own')\n"
+    )
+    result = ran(source, Ordered(usual_order, "search"), 1)
+    assert result.end is None and result.output.startswith("2.0 1 <dummies.Dummy") and "own" in result.output, result
+    assert {what for _, what in result.found} >= {"file data/in.csv made", "folder photos made"}
+    assert [p.key for p in result.puts] == ["name:string"], "a name whose attributes are not read stays a variable"
+
+
+@pytest.mark.parametrize(
+    ("source", "key", "within", "without"),
+    [
+        ("x.split(',')[0]", "name:x", {"String", "Object"}, {"Integer", "None", "List"}),
+        ("x + 1", "name:x", {"Integer", "Float"}, {"String", "None", "List"}),
+        ("for a, b in x:\n    pass", "name:x", {"Pairs", "Empty list"}, {"Integer", "Numbers"}),
+        ("f.x['id']", "attribute:x", {"Dictionary", "Empty dictionary"}, {"List", "String", "Integer"}),
+        ("open(p)", "name:p", {"String"}, {"List", "None"}),
+        ("with q() as h:\n    h.read()", "call:q", {"Resource"}, {"Integer", "String"}),
+    ],
+)
+def test_values_are_those_that_the_uses_allow(source: str, key: str, within: set[str], without: set[str]) -> None:
+    found = set(allowed(uses_of(source)[key], source))
+    assert within <= found and not without & found
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "source"),
+    [
+        ("a.txt", "Text\n>>> x = 1\n>>> for i in y:\n...     print(i)\n1\n", "for i in y:"),
+        ("a.py", "In [1]: x = 1\nIn [2]: %time f(x)\nOut[2]: 3\n", "pass  # %time f(x)"),
+        ("n.ipynb", json.dumps({"cells": [{"cell_type": "markdown", "source": ["# T"]}, {"cell_type": "code",
+         "source": ["!pip install z\n", "x = y"]}, {"cell_type": "code", "source": ["%%bash\n", "ls"]}]}), "x = y"),
+        ("r.md", "# T\n```python\nx = y\n```\nand\n```\n>>> z\n3\n```\n", "x = y"),
+    ],
+)  # fmt: skip
+def test_fragments_as_users_have_them(tmp_path: Path, name: str, text: str, source: str) -> None:
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in" / name).write_text(text)
+    found = gathered([tmp_path / "in" / name])
+    assert source in found[0].source and len(found) == (2 if name == "r.md" else 1)
+    for each in found:
+        compile(each.source, "x", "exec")
+    assert bool(gathered([tmp_path / "in"])) == name.endswith((".py", ".ipynb"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import absent_thing\nfrom other.part import f\nprint(absent_thing.x(1) + 2, f(cart.items[0].price))\n",
+        "total = sum(int(w) for w in text.split())\nprint('a' + name, total)\nreturn total\n",
+        "data = json.loads(open('in.json').read())\nprint(data['name'], np.mean(values))\n",
+    ],
+)
+def test_what_is_written_out_runs_by_itself(tmp_path: Path, source: str) -> None:
+    result = ran(source, Ordered(usual_order, "search"), 4)
+    assert result.end is None, result
+    (tmp_path / "runnable.py").write_text(standalone(result))
+    done = subprocess.run([sys.executable, "runnable.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("kind", dummies.PICO_TYPES)
@@ -171,7 +250,7 @@ def test_end_to_end_with_the_demo_pair(demo_url: str, tmp_path: Path) -> None:
     from paceline.apps.selfpico.command import app
 
     script = tmp_path / "cart.py"
-    script.write_text("if ready:\n    print('<b>', size)\nprint('end')\n")
+    script.write_text("print('<b>' + ready, size)\nprint('end')\n")
     arguments = [
         "run",
         str(script),

@@ -6,6 +6,7 @@ import pytest
 from paceline.apps.tsci.ensemble import (
     by_error,
     combine,
+    covered,
     intervals,
     median,
     normalised,
@@ -29,7 +30,9 @@ def test_weights() -> None:
     assert normalised({"a": 3, "b": 1, "c": 0}) == {"a": 0.75, "b": 0.25, "c": 0}
     assert normalised({"a": 0, "b": 0}) == {"a": 0.5, "b": 0.5}
     found = by_error({"a": 1.0, "b": 3.0})
-    assert found["a"] == pytest.approx(0.75)
+    assert found["a"] == pytest.approx(0.9)
+    moved = by_error({"a": 1.0, "b": 1.0}, {"a": 10.0, "b": 0.0})
+    assert moved == {"a": pytest.approx(0.75), "b": pytest.approx(0.25)}, "points move a weight by half at most"
     assert sum(by_error({"a": 0.0, "b": 1.0, "c": 2.0}).values()) == pytest.approx(1)
 
 
@@ -68,14 +71,25 @@ def test_the_best_single_model_is_taken_where_it_is_better_on_every_fold() -> No
 
 def test_a_lucky_fold_is_not_enough() -> None:
     found = combine([fold(0, 9), fold(2, -1)], [np.zeros(4)] * 2, LAST, EVEN)
-    assert found.mae["best single"] < found.mae["mean"]
-    assert found.way == "mean"
+    assert found.mae["best single"] < found.mae["weighted"]
+    assert found.way == "weighted"
 
 
 def test_weights_are_taken_where_they_are_better_on_every_fold() -> None:
     found = combine([fold(1, -3)] * 2, [np.zeros(4)] * 2, LAST, {"good": 0.75, "bad": 0.25})
     assert found.way == "weighted"
     assert found.forecast.tolist() == [3.0] * 4
+
+
+def test_bands_widen_with_the_distance() -> None:
+    draw, reach = np.random.default_rng(1), np.linspace(1, 5, 40)
+    held = [reach * draw.normal(size=40) for _ in range(4)]
+    bands = intervals(held, [np.zeros(40)] * 4, np.zeros(40))
+    for low, high in bands.values():
+        width = high - low
+        assert (np.diff(width) >= -1e-9).all() and width[-1] > 2 * width[0]
+    found = covered(bands, np.array([0.0, np.nan, 1e9] + [0.0] * 37))
+    assert found["80"] == found["95"] == pytest.approx(38 / 39)
 
 
 def test_bands_widen_and_cover() -> None:
@@ -85,4 +99,4 @@ def test_bands_widen_and_cover() -> None:
     assert list(bands) == ["80", "90", "95"]
     assert widths == sorted(widths)
     fresh = draw.normal(size=2000)
-    assert 0.7 < np.mean(np.abs(fresh) < widths[0] / 2) < 0.9
+    assert 0.7 < np.mean(np.abs(fresh) < widths[0] / 2) < 0.97

@@ -158,3 +158,66 @@ def test_labels_are_no_times(tmp_path: Path) -> None:
 def test_a_found_season_goes_before_the_calendars() -> None:
     facts = explore(np.tile([1.0, 5.0, 9.0, 2.0, 3.0], 40) + 0.01 * np.arange(200))
     assert facts.period == 5 and seasons(facts, 7) == [5, 7, 1]
+
+
+DAYS = [f"2024-01-{n + 1:02}" for n in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("lines", "encoding", "values", "said"),
+    [
+        (["Datum;Umsatz", *(f"{d};1.{n:03},5" for n, d in enumerate(DAYS))], "cp1252", [1000.5, 1001.5], "semicolons"),
+        ([f"{d},{n}.5" for n, d in enumerate(DAYS)], "utf-8", [0.5, 1.5], "no header"),
+        (["day,price", *(f'{d},"$1,{n:03}.25"' for n, d in enumerate(DAYS))], "utf-8-sig", [1000.25, 1001.25], ""),
+        (
+            ["Tag\tZahl\tOrt", *(f"{d}\t{n},25\tKöln" for n, d in enumerate(DAYS))],
+            "latin-1",
+            [0.25, 1.25],
+            "not UTF-8",
+        ),
+        (["date,share", *(f"{d},{n} %" for n, d in enumerate(DAYS))], "utf-16", [0, 1], ""),
+        (["date;n", *(f"{d};{n}.5" for n, d in enumerate(DAYS))], "utf-8", [0.5, 1.5], "semicolons"),
+    ],
+)
+def test_files_as_people_have_them(
+    tmp_path: Path, lines: list[str], encoding: str, values: list[float], said: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("\n".join(lines) + "\n", encoding=encoding)
+    series = read_series(path)
+    assert series.values[:2].tolist() == values and series.time[0] == "2024-01-01"
+    assert said in " ".join(series.notes)
+    assert series.following(2) == ["2024-01-13", "2024-01-14"]
+
+
+def test_points_and_commas_that_contradict_each_other_are_refused(tmp_path: Path) -> None:
+    text = "date;a\n" + "".join(f"{d};{'1,5' if n % 2 else '1.5'}\n" for n, d in enumerate(DAYS))
+    with pytest.raises(ValueError, match="write all rows alike"):
+        read_series(write(tmp_path, text))
+
+
+def test_a_long_table_holds_several_series(tmp_path: Path) -> None:
+    rows_ = [f"{d},{shop},{n + 100 * (shop == 'Bonn')}" for n, d in enumerate(DAYS) for shop in ("Kiel", "Bonn")]
+    path = write(tmp_path, "date,shop,sold\n" + "\n".join(rows_) + "\n")
+    first, other = read_series(path), read_series(path, "sold", "Bonn")
+    assert (first.name, first.values[0], other.values[0], len(other)) == ("x.Kiel", 0, 100, 12)
+    assert "holds 2 series (Kiel, Bonn)" in " ".join(first.notes)
+    with pytest.raises(ValueError, match="no series Ulm in column shop; it has Kiel, Bonn"):
+        read_series(path, None, "Ulm")
+
+
+@pytest.mark.parametrize(
+    ("times", "next_"),
+    [
+        (["2024-01-31", "2024-02-29", "2024-03-31"], ["2024-04-30", "2024-05-31"]),
+        (["2024-01-03", "2024-01-04", "2024-01-05", "2024-01-08"], ["2024-01-09", "2024-01-10"]),
+        (["2024-01-01 22:00", "2024-01-01 23:00", "2024-01-02 00:00"], ["2024-01-02 01:00:00", "2024-01-02 02:00:00"]),
+        (["2023-Q3", "2023-Q4", "2024-Q1"], ["2024-04-01", "2024-07-01"]),
+        (["2024-01-01", "2024-01-02", "2024-01-09"], ["2024-01-10", "2024-01-11"]),
+        (["a", "b", "c"], []),
+    ],
+)
+def test_the_next_times(times: list[str], next_: list[str]) -> None:
+    from paceline.apps.common.times import ordered
+
+    assert ordered(times, "here", False).following(2) == next_

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
-from paceline.cluster.workflow.baselines import ArrivalOrder, Balanced
+from paceline.cluster.workflow.baselines import ArrivalOrder, Balanced, ShortestQueue
 from paceline.cluster.workflow.dispatch import Dispatcher
-from paceline.cluster.workflow.models import Batched, Speed
+from paceline.cluster.workflow.models import Batched, Predicted, Speed
 from paceline.cluster.workflow.predict import SecondsTable
-from paceline.cluster.workflow.simulate import SimulatedCall, SimulatedJob
+from paceline.cluster.workflow.simulate import SimulatedCall, SimulatedJob, Simulation
 from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from tests.cluster.workflow.scenes import exact, pair, stages, table
 
@@ -71,3 +71,28 @@ def _stepwise(speed: Speed, calls: list[tuple[str, float, int, int]]) -> dict[st
         else:
             now = waiting[0][1]
     return out
+
+
+def test_late_work_is_cancelled_where_that_is_asked_for() -> None:
+    """One slow instance, three workflows of two calls of 2 s: the late ones end at their deadline."""
+    jobs = [SimulatedJob(0.0, stages(("a", 1), ("a", 1)), 3.0) for _ in range(2)]
+    jobs.append(SimulatedJob(6.5, stages(("a", 1), ("a", 1)), 6.0))
+
+    def run(cancels: bool) -> Simulation:
+        only = SecondsTable({"slow": {"a": 2.0}})
+        instances = {"s": Instance("s", "slow")}
+        made = Dispatcher(instances, Balanced(only), ArrivalOrder(), only)
+        simulation = Simulation(made, {"s": Predicted(only, instances["s"])}, jobs, cancels=cancels)
+        simulation.run()
+        return simulation
+
+    plain, cancelled = run(False).outcome, run(True).outcome
+    assert plain.finished == {"w0": 6.0, "w1": 8.0, "w2": 5.5} and plain.met["w2"]
+    assert cancelled.finished == {"w0": 4.0, "w1": 4.0, "w2": 4.0} and cancelled.met == plain.met
+
+
+def test_the_shortest_queue_counts_calls_for_slots() -> None:
+    instances = [Instance("one", "fast", 1), Instance("four", "slow", 4)]
+    flow = Workflow("w", 0.0)
+    placed = ShortestQueue().assign([Task(f"{n}", flow, CallWork("a")) for n in range(5)], instances, 0.0)
+    assert [at.name for _, at in placed] == ["one", "four", "four", "four", "four"]

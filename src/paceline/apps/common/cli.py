@@ -14,7 +14,7 @@ import inspect
 import json as json_
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, fields
 from functools import wraps
 from pathlib import Path
@@ -23,6 +23,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from .client import AppClient, CallError
+from .own import own_server, serves
 from .tape import Tape, TapeError
 from .usage import mostly_stand_ins, told
 
@@ -49,8 +50,13 @@ def _output(help: str, **more: Any) -> Any:
 class AppAsked:
     """The options of the server and of the log, each written once: `asks_server` makes options of these fields."""
 
-    url: Annotated[str, _server("The server, with or without /v1.")] = URL
-    model: Annotated[str | None, _server("Its name for the model. Default: the first listed.")] = None
+    url: Annotated[
+        str | None, _server(f"The server, with or without /v1. Default: {URL}, or one that --model starts.")
+    ] = None
+    model: Annotated[
+        str | None,
+        _server("Its name for the model; without --url a model such as smollm2 is served for this run where need be."),
+    ] = None
     api_key: Annotated[str | None, _server("Bearer token.", envvar="OPENAI_API_KEY")] = None
     drafter: Annotated[str | None, _server("Drafter of a Paceline server; none decodes plainly.")] = None
     concurrency: Annotated[int, _server("Requests at once.", min=1)] = 16
@@ -60,15 +66,22 @@ class AppAsked:
 
     @asynccontextmanager
     async def client(self) -> AsyncIterator[AppClient]:
-        """The client that was asked for, with its tape. Raises UsageError, CallError, TapeError."""
+        """The client that was asked for, with its tape; with a server of its own where no --url is given and nobody
+        serves the model. Raises UsageError, CallError, TapeError."""
         if self.log is not None and self.replay is not None:
             raise UsageError("--log and --replay are both given; a replay has nothing new to log, so give one.")
         tape = Tape.replay(self.replay) if self.replay else Tape.record(self.log) if self.log else None
         try:
-            async with AppClient(
-                self.url, self.model, self.api_key, self.drafter, False, self.concurrency, self.timeout, tape
-            ) as client:
-                yield client
+            async with AsyncExitStack() as stack:
+                url, model = self.url or URL, self.model
+                if self.url is None and self.replay is None and not await serves(url, model):
+                    if model is None:
+                        raise UsageError(f"Nobody answers at {URL}; give --url, or --model smollm2 to start a server.")
+                    typer.echo(f"Nobody serves {model} at {URL}; a server is started for this run.", err=True)
+                    url, model = await stack.enter_async_context(own_server(model)), None
+                yield await stack.enter_async_context(
+                    AppClient(url, model, self.api_key, self.drafter, False, self.concurrency, self.timeout, tape)
+                )
         finally:
             if tape is not None:
                 tape.close()

@@ -17,7 +17,7 @@ from typing import Any
 
 import jinja2
 
-from .usage import told
+from .usage import speculated, told
 
 APP_HERE = Path(__file__).parent / "templates"
 
@@ -48,11 +48,13 @@ class Report:
     style: str = ""
 
     def answers(self, usage: Mapping[str, Any]) -> None:
-        """Says in the lead how many answers were the model's."""
-        self.lead = f"{self.lead} {told(usage)}".strip()
+        """Says in the lead how many answers were the model's, and what speculation brought."""
+        self.lead = " ".join(part for part in (self.lead, told(usage), speculated(usage)) if part)
 
     def text(self, title: str, text: str) -> None:
-        """Paragraphs; empty lines part them."""
+        """Paragraphs; empty lines part them. No text: no section."""
+        if not text.strip():
+            return
         self.sections.append(Section("text", title, text))
 
     def code(self, title: str, text: str) -> None:
@@ -64,8 +66,10 @@ class Report:
         self.sections.append(Section("markup", title, text, rows=((html,),)))
 
     def table(self, title: str, rows: Sequence[Mapping[str, Any]], text: str = "") -> None:
-        """Rows as mappings; columns are the first row's keys. No rows: only the text."""
-        columns = tuple(rows[0]) if rows else ()
+        """Rows as mappings; columns are the first row's keys. No rows: no section."""
+        if not rows:
+            return
+        columns = tuple(rows[0])
         cells = tuple(tuple(cell(row.get(c)) for c in columns) for row in rows)
         self.sections.append(Section("table", title, text, columns, cells))
 

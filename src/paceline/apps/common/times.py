@@ -6,16 +6,18 @@ read.notes      # what was done, in words
 """
 
 import re
+from calendar import monthrange
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from typing import Literal
 
 TIME_COLUMNS = frozenset(
     {
-        "datetime", "date", "time", "timestamp", "ds", "day", "month", "year", "period", "index", "step", "t",
+        "datetime", "date", "time", "timestamp", "ds", "day", "month", "year", "period", "index", "step", "t", "datum",
+        "zeit", "zeitpunkt", "fecha", "data", "jour", "mois", "monat", "jahr", "tag", "week", "quarter", "date_time",
     }
 )  # fmt: skip
 """Headers of columns that hold times."""
@@ -46,6 +48,34 @@ class ParsedTimes:
     step: float = 0.0
     missing: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
+    last: datetime | None = None
+    """The newest time, where the column holds times."""
+
+    def following(self, count: int) -> list[str]:
+        """The next `count` times in ISO form; empty where the times are at no equal distance."""
+        if self.last is None or not self.unit:
+            return []
+        made = [after(self.last, self.unit, self.step, number) for number in range(1, count + 1)]
+        clock = any(each.time() != time() for each in (self.last, *made))
+        return [each.isoformat(" ", "seconds") if clock else each.date().isoformat() for each in made]
+
+
+def after(begun: datetime, unit: Unit, step: float, number: int) -> datetime:
+    """The time `number` steps later; the last day of a month stays one."""
+    if unit == "seconds":
+        return begun + timedelta(seconds=step * number)
+    if unit == "days":
+        return begun + timedelta(days=step * number)
+    if unit == "business days":
+        at = begun
+        for _ in range(number):
+            at += timedelta(days={4: 3, 5: 2}.get(at.weekday(), 1))
+        return at
+    months = begun.year * 12 + begun.month - 1 + round(step) * number
+    year, month = months // 12, months % 12 + 1
+    longest = monthrange(year, month)[1]
+    ends = begun.day == monthrange(begun.year, begun.month)[1]
+    return begun.replace(year=year, month=month, day=longest if ends else min(begun.day, longest))
 
 
 def ordered(texts: Sequence[str], place: str, named: bool = True) -> ParsedTimes:
@@ -71,7 +101,7 @@ def ordered(texts: Sequence[str], place: str, named: bool = True) -> ParsedTimes
         )
     elif not unit:
         notes.append(f"{place}: the times are not at equal distances; they are taken as if they were.")
-    return ParsedTimes(order, unit, step, missing, tuple(notes))
+    return ParsedTimes(order, unit, step, missing, tuple(notes), inside[-1])
 
 
 def dated(texts: Sequence[str]) -> bool:

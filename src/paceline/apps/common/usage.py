@@ -106,6 +106,15 @@ def told(usage: Mapping[str, Any]) -> str:
     return f"{given} of {asked} answers were the model's." if asked else "No answer of a model was needed."
 
 
+def speculated(usage: Mapping[str, Any]) -> str:
+    """What speculation brought, in a sentence; nothing where the server says nothing of it."""
+    drafted, a_pass = usage.get("drafted_tokens", 0), usage.get("tokens_per_pass")
+    if not drafted:
+        return "No token was drafted." if a_pass else ""
+    kept = f"{usage.get('accepted_share') or 0.0:.0%} of {drafted} drafted tokens were kept"
+    return f"{kept}, {a_pass:.2f} tokens a pass of the model." if a_pass else f"{kept}."
+
+
 def mostly_stand_ins(usage: Mapping[str, Any]) -> bool:
     """Whether more than half of the answers were not the model's: the result says nothing of the model then."""
     return 2 * int(usage.get("answers_of_the_model", 0)) < int(usage.get("answers", 0))

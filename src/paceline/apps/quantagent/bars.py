@@ -1,7 +1,6 @@
 """Price bars: open, high, low and close of equal spans of time, read from CSV."""
 
-import csv
-import gzip
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ..common.tables import MISSING, TextTable, decimal_comma, number, read_table
 from ..common.times import ordered
 
 Floats = NDArray[np.float64]
@@ -44,24 +44,32 @@ class Bars:
     def last(self, count: int) -> "Bars":
         return self.part(max(0, len(self) - count), len(self))
 
+    def mirrored(self) -> "Bars":
+        """Bars upside down, about the last close: each rise is a fall of the same ratio."""
+        square = float(self.close[-1]) ** 2
+        return Bars(self.time, square / self.open, square / self.low, square / self.high, square / self.close)
+
 
 def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
-    """Bars from rows of text, in order of time. Raises ValueError that names the row and the column."""
+    """Bars from rows of text, in order of time; rows without any price are left out. Raises ValueError that names the
+    row and the column."""
     if not rows:
         raise ValueError(f"{place} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
-    names = {name.strip().lower(): name for name in rows[0]}
+    names = {plain(name): name for name in reversed(list(rows[0]))}
     missing = [name for name in QUANT_COLUMNS if name not in names]
     if missing:
         raise ValueError(f"{place} has no column {missing[0]}; expected are {', '.join(QUANT_COLUMNS)}.")
+    rows = [row for row in rows if any(row[names[name]].lower() not in MISSING for name in QUANT_COLUMNS)]
     when = next((names[name] for name in BAR_TIME_COLUMNS if name in names), None)
     time = tuple(row[when] if when else str(index) for index, row in enumerate(rows))
     if when is not None:
         order = ordered(time, f"{place}, column {when}").order
         rows, time = [rows[at] for at in order], tuple(time[at] for at in order)
     prices = {name: _column(rows, names[name], place) for name in QUANT_COLUMNS}
+    slack = 1e-9 * prices["high"]
     wrong = np.flatnonzero(
-        (prices["high"] < np.maximum(prices["open"], prices["close"]))
-        | (prices["low"] > np.minimum(prices["open"], prices["close"]))
+        (prices["high"] + slack < np.maximum(prices["open"], prices["close"]))
+        | (prices["low"] - slack > np.minimum(prices["open"], prices["close"]))
     )
     if len(wrong):
         raise ValueError(
@@ -70,26 +78,34 @@ def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
     return Bars(time, **prices)
 
 
+def plain(name: str) -> str:
+    """A heading without what is around the price's name, as in `('Close', 'AAPL')` and `Close AAPL` of yfinance."""
+    return re.split(r"[^a-z]+", name.lower().strip(" ('\""))[0]
+
+
 def _column(rows: Sequence[Mapping[str, str]], name: str, place: str) -> Floats:
-    values = np.empty(len(rows))
+    values, comma = np.empty(len(rows)), decimal_comma([row[name] for row in rows])
     for index, row in enumerate(rows):
-        try:
-            values[index] = float(row[name])
-        except (TypeError, ValueError):
-            raise ValueError(f"{place}, bar {index + 1}: {name} is {row[name]!r}; expected is a number.") from None
-        if not values[index] > 0 or not np.isfinite(values[index]):
+        value = number(row[name], comma)
+        if value is None:
+            raise ValueError(f"{place}, bar {index + 1}: {name} is {row[name]!r}; expected is a number.")
+        values[index] = value
+        if not value > 0:
             raise ValueError(f"{place}, bar {index + 1}: {name} is {row[name]}; expected is a positive price.")
     return values
 
 
 def read_windows(path: Path) -> dict[str, Bars]:
-    """Windows of bars by name, from a CSV file (.gz too); without a column `window`, one window."""
-    raw = path.read_bytes()
-    text = (gzip.decompress(raw) if path.suffix == ".gz" else raw).decode("utf-8-sig")
-    rows = list(csv.DictReader(text.splitlines()))
+    """Windows of bars by name, from a CSV file (.gz too, and as yfinance writes it); without a column `window`, one
+    window."""
+    table = read_table(path)
     groups: dict[str, list[Mapping[str, str]]] = {}
-    for row in rows:
+    for row in mapped(table):
         groups.setdefault(row.get("window", "1"), []).append(row)
     if not groups:
         raise ValueError(f"{path} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
     return {name: bars_of(group, f"{path}, window {name}") for name, group in groups.items()}
+
+
+def mapped(table: TextTable) -> list[Mapping[str, str]]:
+    return [dict(zip(table.header, row)) for row in table.rows]

@@ -49,11 +49,18 @@ def decide_one(
     deadline: Deadline = None,
     stop: Stop = None,
     pictures: Pictures = False,
+    watch: Annotated[
+        float | None,
+        typer.Option("--watch", min=0.1, help="Look at the file so often (seconds); decide on each new bar."),
+    ] = None,
     out: Out = Path("quantagent"),
     json: AsJson = False,
 ) -> None:
     """Decide on the end of one window."""
     with errors():
+        if watch is not None:
+            rules = Rules(deadline, stop, pictures)
+            asyncio.run(watched(asked, file, window, lookback, rules, out, json, watch))
         windows = loaded(file)
         name = window or next(iter(windows))
         if name not in windows:
@@ -65,8 +72,34 @@ def decide_one(
         rules = Rules(deadline, stop, pictures)
         made, usage = asyncio.run(one(asked, asset, bars, rules))
         page = of_window(asset, bars, made, usage).write(out)
-        side = {1: "LONG", -1: "SHORT", 0: "no trade"}[made.side]
-        show(made.row(), json, [f"{side}: {made.why}", NOTE, f"Report: {page}"], usage)
+        more = [made.risk] if made.risk else []
+        show(made.row(), json, [f"{named(made)}: {made.why}", *more, NOTE, f"Report: {page}"], usage)
+
+
+async def watched(
+    asked: AppAsked, file: Path, window: str | None, lookback: int, rules: Rules, out: Path, json: bool, every_s: float
+) -> None:
+    """A decision for each new last bar, until it is interrupted; a file that cannot be read just now is waited for."""
+    last: str | None = None
+    async with asked.client() as client:
+        while True:
+            try:
+                windows = read_windows(file)
+                bars = windows[window or next(iter(windows))].last(lookback)
+            except (OSError, ValueError, KeyError) as error:
+                typer.echo(f"{file}: {error}", err=True)
+            else:
+                if len(bars) >= 34 and bars.time[-1] != last:
+                    last = bars.time[-1]
+                    made = await decide(client, file.name.split(".")[0], bars, rules)
+                    of_window(file.name.split(".")[0], bars, made, client.tally.as_dict()).write(out)
+                    said = {"time": last, **made.row()}
+                    typer.echo(json_.dumps(said) if json else f"{last} {named(made)}: {made.risk or made.why}")
+            await asyncio.sleep(every_s)
+
+
+def named(made: QuantDecision) -> str:
+    return {1: "LONG", -1: "SHORT", 0: "no trade"}[made.side]
 
 
 async def one(asked: AppAsked, asset: str, bars: Bars, rules: Rules) -> tuple[QuantDecision, dict[str, Any]]:

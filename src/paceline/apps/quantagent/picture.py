@@ -2,6 +2,7 @@
 
 import base64
 import io
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -9,7 +10,9 @@ from .bars import Bars
 from .trend import Trend
 
 
-def png(bars: Bars, lines: Trend | None = None, title: str = "") -> bytes:
+def png(
+    bars: Bars, lines: Trend | None = None, title: str = "", levels: Mapping[str, tuple[float, str]] | None = None
+) -> bytes:
     """The window as PNG bytes, drawn in memory: nothing is shared between windows that are drawn at once."""
     from matplotlib.figure import Figure
 
@@ -24,6 +27,9 @@ def png(bars: Bars, lines: Trend | None = None, title: str = "") -> bytes:
         axes.plot(x, lines.support.intercept + lines.support.slope * x, color="#1d4e89", label="support")
         axes.plot(x, lines.resistance.intercept + lines.resistance.slope * x, color="#a4161a", label="resistance")
         axes.legend(loc="best", fontsize=7, frameon=False)
+    for name, (price, colour) in (levels or {}).items():
+        axes.axhline(price, color=colour, linewidth=1, linestyle="--")
+        axes.annotate(f"{name} {price:.6g}", (0, price), fontsize=7, color=colour, va="bottom")
     axes.set(title=title, xlabel="bar", ylabel="price")
     out = io.BytesIO()
     figure.savefig(out, format="png")

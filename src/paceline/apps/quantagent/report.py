@@ -37,20 +37,24 @@ def of_study(result: Mapping[str, Any]) -> Report:
     )
     report.facts("McNemar's p that QuantAgent and always-long are right equally often", result["against_always_long"])
     report.figure(
-        "Sum of returns", lambda axes: curve(axes, result), "After costs, window by window; stops are taken first."
+        "Sum of returns", lambda axes: curve(axes, result), "After costs, over all windows; stops are taken first."
     )
     report.facts(
         "Decisions",
-        {"windows": len(result["trades"]), "long": f"{result['long_share']:.0%}", "no trade": result["no_trade"]},
+        {
+            "windows": len(result["trades"]),
+            "long": f"{result['long_share']:.0%}",
+            "no trade": result["no_trade"],
+            "the model's leaning to LONG, taken out": result["leaning"],
+        },
     )
     report.facts("The engine's work", result["usage"])
     return report
 
 
 def curve(axes: Any, result: Mapping[str, Any]) -> None:
-    for asset in dict.fromkeys(row["asset"] for row in result["trades"]):
-        gains = [100 * row["gain"] for row in result["trades"] if row["asset"] == asset]
-        axes.plot(np.cumsum(gains), label=asset)
+    for name, gains in result["gains"].items():
+        axes.plot(100 * np.cumsum(gains), label=name, linewidth=2 if name == "QuantAgent" else 1)
     axes.axhline(0, color="#888", linewidth=0.8)
     axes.set(xlabel="window", ylabel="per cent")
     axes.legend(frameon=False, fontsize=8)
@@ -61,23 +65,29 @@ def of_window(asset: str, bars: Bars, decision: QuantDecision, usage: Mapping[st
     names = {1: "LONG", -1: "SHORT", 0: "no trade"}
     report = Report(f"QuantAgent: {asset}", f"{names[decision.side]} ({decision.why}). {NOTE}")
     report.answers(usage)
-    report.sections.append(_chart(asset, bars))
-    report.table("Reports", [{"analyst": name, **view} for name, view in decision.views.items()])
     price = float(bars.close[-1])
     stop, target = (price * (1 - decision.side * decision.distance * times) for times in (1.0, -decision.ratio))
+    marked = (
+        {"stop": (stop, "#a4161a"), "price": (price, "#444"), "target": (target, "#2a9d8f")} if decision.side else {}
+    )
+    report.sections.append(_chart(asset, bars, marked))
+    report.table("Reports", [{"analyst": name, **view} for name, view in decision.views.items()])
     if decision.side:
         facts = {
             "price": price,
             "stop": stop,
             "target": target,
             "risk_reward_ratio": decision.ratio,
+            "horizon in bars": decision.horizon,
             "probability among LONG and SHORT": decision.probability,
+            "the model's leaning to LONG, taken out": decision.leaning,
         }
         report.facts("Decision", facts, decision.risk)
     return report
 
 
-def _chart(asset: str, bars: Bars) -> Any:
+def _chart(asset: str, bars: Bars, levels: Mapping[str, tuple[float, str]]) -> Any:
     from ..common.report import Section
 
-    return Section("figure", "Chart", "Support and resistance over the window.", png=png(bars, trend(bars), asset))
+    return Section("figure", "Chart", "Support and resistance, and the decision's stop and target.",
+                   png=png(bars, trend(bars), asset, levels))  # fmt: skip

@@ -32,6 +32,11 @@ async def decisions(
     return await gather(one, rows, width)
 
 
+def mean_of(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
 def traded(rows: Sequence[QuantCase], side: Ints, distance: Floats, ratio: Floats, cost: float) -> Fills:
     """Each case traded from its last close."""
     entry = np.array([float(case.past.close[-1]) for case in rows])
@@ -70,6 +75,8 @@ def results(rows: Sequence[QuantCase], made: Sequence[QuantDecision], cost: floa
         },
         "no_trade": int(np.sum(side == 0)),
         "long_share": float(np.mean(side == 1)),
+        "leaning": mean_of([decision.leaning for decision in made]),
+        "gains": {name: fills[name].gain.tolist() for name in sides if name != "coins"},
         "cost": cost,
         "trades": [
             {

@@ -1,6 +1,7 @@
 """`paceline-apps selfpico`: run fragments; compare predictors; record a table."""
 
 import asyncio
+import sys
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,18 +9,25 @@ from typing import Annotated, Any
 import typer
 
 from ..common.cli import AppAsked, AppBar, AsJson, Out, UsageError, asks_server, errors, show
-from ..common.sandbox import SandboxError, unavailable
+from ..common.sandbox import Job, SandboxError, unavailable
+from ..common.sandbox import run as box
 from .cut import PICO_SCRIPTS, SEEDED, CutError, Fragment, bodies, scripts
-from .predict import Nothing, Predictor, Types
+from .emit import standalone
+from .fragment import PICO_LIMITS, Ran
+from .predict import Nothing, Ordered, Predictor, Types, usual_order
 from .predict import PicoModel as ModelPredictor
 from .show import report
+from .sources import fragments, gathered
 from .study import Study
 from .table import SHIPPED, RecordError, Subject, Table, record
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 PICO_ALONE = "without the model"
-"""SelfPiCo as it is where every call fails: an object of which nothing is known stands in for everything."""
-PREDICTORS = ("nothing", "table", PICO_ALONE, "selfpico")
+"""SelfPiCo as it is where every call fails: the same search, its words always in the same order."""
+PICO_OBJECT = "object"
+"""An unknown object for everything, and one run."""
+PREDICTORS = ("nothing", PICO_OBJECT, "table", PICO_ALONE, "selfpico")
+EVERY = ",".join(PREDICTORS)
 Rounds = Annotated[int, typer.Option(min=1, max=9, help="Runs of a fragment at most, each mending the last.")]
 Predictors = Annotated[str, typer.Option(help=f"Predictors of values: {', '.join(PREDICTORS)}; several with commas.")]
 Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
@@ -29,16 +37,29 @@ Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
 @asks_server()
 def run(
     asked: AppAsked,
-    files: Annotated[list[Path], typer.Argument(help="Python fragments; - is stdin.", exists=True, allow_dash=True)],
+    files: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Python, notebooks, sessions with >>>, Markdown; folders of them; - is stdin.",
+            exists=True,
+            allow_dash=True,
+        ),
+    ],
+    emit: Annotated[
+        Path | None, typer.Option(help="Write the fragment with what was put in, so that it runs by itself.")
+    ] = None,
     out: Out = Path("selfpico-report"),
     json: AsJson = False,
     predictors: Predictors = "selfpico",
-    rounds: Rounds = 3,
+    rounds: Rounds = 8,
     width: Width = 8,
 ) -> None:
     """Run fragments of files: what is missing is supplied, what ran and what failed is reported."""
     with errors():
-        studied(asked, [read(path) for path in files], predictors, rounds, width, out, json)
+        chosen = read(files)
+        if emit is not None and len(chosen) != 1:
+            raise UsageError(f"--emit writes one fragment, but {len(chosen)} are given; give one.")
+        studied(asked, chosen, predictors, rounds, width, out, json, emit)
 
 
 @app.command()
@@ -52,8 +73,8 @@ def study(
     seed: Annotated[int, typer.Option(help="Of the choice of bodies.")] = 0,
     out: Out = Path("selfpico-study"),
     json: AsJson = False,
-    predictors: Predictors = f"nothing,table,{PICO_ALONE},selfpico",
-    rounds: Rounds = 3,
+    predictors: Predictors = EVERY,
+    rounds: Rounds = 8,
     width: Width = 8,
 ) -> None:
     """Compare predictors on bodies of functions, on short scripts, and on seeded type errors."""
@@ -87,16 +108,28 @@ def record_(
         typer.echo(f"{sites} sites of {len(subjects)} programs; {out}")
 
 
-def read(path: Path) -> Fragment:
+def read(paths: list[Path]) -> list[Fragment]:
+    """Raises UsageError."""
     try:
-        source = typer.get_text_stream("stdin").read() if str(path) == "-" else path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path} cannot be read as UTF-8 text ({error}); give a Python file.") from error
-    return Fragment(str(path), source)
+        found = gathered([path for path in paths if str(path) != "-"])
+        if any(str(path) == "-" for path in paths):
+            found += fragments("-", typer.get_text_stream("stdin").read())
+    except CutError as error:
+        raise UsageError(str(error)) from error
+    if not found:
+        raise UsageError(f"{paths[0]} holds no Python file and no notebook; give some.")
+    return found
 
 
 def studied(
-    asked: AppAsked, fragments: list[Fragment], names: str, rounds: int, width: int, out: Path, json: bool
+    asked: AppAsked,
+    fragments: list[Fragment],
+    names: str,
+    rounds: int,
+    width: int,
+    out: Path,
+    json: bool,
+    emit: Path | None = None,
 ) -> None:
     """Run, write the report, say the figures."""
     wanted = names.split(",")
@@ -122,7 +155,29 @@ def studied(
         + (f", {row['sure_right']} of {row['sure']} sure findings at a seeded error" if row["sure"] else "")
         for row in rows
     ]
+    if emit is not None:
+        lines.append(emitted(result.ran[wanted[-1]][0], emit))
     show(answer, json, [*lines, str(page)], facts or None)
+
+
+def emitted(ran: Ran, path: Path) -> str:
+    """Write the fragment so that it runs by itself, try it in the sandbox, and say what came of it."""
+    text = standalone(ran)
+    path.write_text(text, encoding="utf-8")
+    outcome = asyncio.run(box(Job((sys.executable, "runnable.py"), {"runnable.py": text}, limits=PICO_LIMITS)))
+    if outcome.status == "ok":
+        return f"{path} runs to its end by itself."
+    last = outcome.errors.strip().splitlines()[-1:] or [outcome.status]
+    return f"{path} was written; by itself it ends with: {last[0][:200]}"
+
+
+def predictor(name: str) -> Predictor:
+    """A predictor that asks no model."""
+    if name == "nothing":
+        return Nothing()
+    if name == PICO_OBJECT:
+        return Types(lambda hole, fragment: "Object", name)
+    return Ordered(Table.read(SHIPPED).order if name == "table" else usual_order, name)
 
 
 async def compared(
@@ -131,11 +186,7 @@ async def compared(
     result = Study(fragments)
     with AppBar("fragments", len(fragments) * len(names)) as bar:
         for name in (n for n in names if n != "selfpico"):
-            predictor: Predictor = Nothing()
-            if name != "nothing":
-                choose = Table.read(SHIPPED).choose if name == "table" else lambda hole, fragment: "Object"
-                predictor = Types(choose, name)
-            await result.run(predictor, 1, width, bar.step)
+            await result.run(predictor(name), rounds, width, bar.step)
         if "selfpico" not in names:
             return result, {}
         async with asked.client() as client:

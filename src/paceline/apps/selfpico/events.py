@@ -42,6 +42,24 @@ class ModuleEvent(Said):
     line: int
 
 
+class ImportEvent(Said):
+    """A module, or a member of one, that a name stood for."""
+
+    event: Literal["import"]
+    name: Short
+    line: int
+    shown: Short
+
+
+class FileEvent(Said):
+    """A file or folder that was made because the fragment reads it."""
+
+    event: Literal["file"]
+    name: Short
+    line: int
+    folder: bool
+
+
 class EndEvent(Said):
     event: Literal["end"]
     error: Short | None
@@ -49,7 +67,9 @@ class EndEvent(Said):
     line: int | None
 
 
-PicoEvent = Annotated[LineEvent | ValueEvent | CallEvent | ModuleEvent | EndEvent, Field(discriminator="event")]
+PicoEvent = Annotated[
+    LineEvent | ValueEvent | CallEvent | ModuleEvent | ImportEvent | FileEvent | EndEvent, Field(discriminator="event")
+]
 EVENT: TypeAdapter[Any] = TypeAdapter(PicoEvent)
 
 

@@ -1,14 +1,13 @@
 """One fragment through the sandbox: what ran, what was put in, what went wrong.
 
-A run that ends with an error on a line that holds values which were put in is mended where the predictor can: those
-values are asked for once more, with the error, and the fragment runs again with all others as they were. The run with
-the most lines counts.
+A predictor that ranks values is asked only where the execution needs one (`search`); one that only names a value is
+asked for each, and the fragment runs once.
 """
 
 import json
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,18 +16,19 @@ from pydantic import TypeAdapter
 
 from ..common.sandbox import AppLimits, AppOutcome, Job, run
 from ..common.sandbox.said import read_said
+from .box.modules import CALLED
 from .events import events_in
 from .instrument import FragmentError, PicoProgram, instrument, runnable
-from .predict import STOP, Guess, Hole, PicoModel, Predictor
+from .predict import STOP, Guess, Hole, PicoRanker, Predictor
+from .search import PicoNeed, PicoSearch, conditions, needs
 from .taint import tainted
+from .uses import PicoUses, allowed, called, guess_of, uses_of
 
 HOLE: TypeAdapter[Hole] = TypeAdapter(Hole)
 PICO_BOX = Path(__file__).parent / "box"
 PICO_LIMITS = AppLimits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
-MENDED = frozenset({"TypeError", "AttributeError", "ValueError", "IndexError", "KeyError", "UnboundLocalError",
-                    "ZeroDivisionError", "AssertionError", "NotImplementedError"})  # fmt: skip
-
-
+OWN = "own"
+"""Stands in an order for the value that a predictor writes itself."""
 LACKING = frozenset({"NameError", "ImportError", "ModuleNotFoundError"})
 """Errors that say that something is not there, which is what a fragment is."""
 
@@ -77,6 +77,10 @@ class Ran:
     runs: int = 1
     output: str = ""
     problem: str = ""
+    found: tuple[tuple[int, str], ...] = ()
+    """(line, in words) of modules that were imported and files that were made."""
+    absent: tuple[str, ...] = ()
+    """Modules that are not installed, with objects of which nothing is known in place of what they hold."""
 
     @property
     def share(self) -> float:
@@ -94,6 +98,7 @@ class Ran:
             "attempts": list(self.attempts),
             "runs": self.runs,
             "problem": self.problem,
+            "found": [{"line": line, "what": what} for line, what in self.found],
             "values": [{"key": p.key, "line": p.line, "shown": p.shown, **p.guess} for p in self.puts],
             "findings": [
                 {"line": f.line, "error": f.error, "message": f.message, "values": list(f.values), "sure": f.sure}
@@ -107,7 +112,7 @@ class PicoRunner:
     """Runs fragments under one predictor, each at most `rounds` times."""
 
     predictor: Predictor
-    rounds: int = 3
+    rounds: int = 8
     limits: AppLimits = field(default_factory=lambda: PICO_LIMITS)
 
     async def run(self, name: str, source: str) -> Ran:
@@ -115,48 +120,90 @@ class PicoRunner:
             program = instrument(source)
         except FragmentError as error:
             return Ran(name, source, problem=str(error))
-        best: Ran | None = None
-        known: dict[str, Guess] = {}
-        problems: dict[str, str] = {}
-        for number in range(1, self.rounds + 1):
-            ran = await self.once(name, source, program, known, problems)
-            better = best is None or len(ran.ran) > len(best.ran)
-            best = replace(ran if better else best or ran, runs=number)
-            if ran.end is None or ran.end not in MENDED or not isinstance(self.predictor, PicoModel):
+        if not isinstance(self.predictor, PicoRanker):
+            return await self.once(name, source, program, {})
+        return await self.searched(name, source, program, self.predictor)
+
+    async def searched(self, name: str, source: str, program: PicoProgram, ranker: PicoRanker) -> Ran:
+        """The best of `rounds` runs, each with one value changed where the best so far needs it."""
+        text, shift = runnable(textwrap.dedent(source))
+        uses, search = uses_of(text), PicoSearch()
+        best = await self.once(name, source, program, {})
+        chosen: dict[str, Guess] = {}
+        for number in range(2, self.rounds + 1):
+            need = next((each for each in wanted(best, program, text, shift) if search.left(each)), None)
+            if need is None:
                 break
-            known = {p.key: p.guess for p in ran.puts}
-            last = ran.findings[-1]
-            problems = dict.fromkeys(last.values, f"line {last.line} then raised {last.error}: {last.message}")
-            if not problems or (number > 1 and not better):
-                break
-            known = {key: guess for key, guess in known.items() if key not in problems}
-        assert best is not None
-        if isinstance(self.predictor, PicoModel) and best.end is None and best.stopped is None:
-            self.predictor.keep({p.key: p.guess for p in best.puts})
+            at = (need.key, need.line)
+            if at not in search.orders:
+                search.orders[at] = await self.ordered(ranker, need, best, uses.get(need.key), text, source)
+                if not search.orders[at]:
+                    continue
+            word = search.next(need)
+            made = await ranker.own(hole_of(need), source) if word == OWN else {**guess_of(word), "how": word}
+            if made is None:
+                continue
+            guess = {**made, "why": need.why}
+            ran = await self.once(name, source, program, {**chosen, need.key: guess})
+            if (len(ran.ran), ran.end is None) > (len(best.ran), best.end is None):
+                best, chosen = ran, {**chosen, need.key: guess}
+            best = replace(best, runs=number)
         return best
 
-    async def once(
-        self, name: str, source: str, program: PicoProgram, known: Mapping[str, Guess], problems: Mapping[str, str]
-    ) -> Ran:
+    async def ordered(
+        self, ranker: PicoRanker, need: PicoNeed, best: Ran, uses: PicoUses | None, text: str, source: str
+    ) -> list[str]:
+        now = next((p.guess for p in best.puts if p.key == need.key), {})
+        words = [word for word in allowed(uses, text) if word not in ("Object", now.get("how"))]
+        return [*(await ranker.ranked(hole_of(need), source, words) if words else []), OWN]
+
+    async def once(self, name: str, source: str, program: PicoProgram, known: Mapping[str, Guess]) -> Ran:
         asks = self.predictor.name != "nothing"
-        job = {"source": program.source, "known": known, "ask": asks, **program.as_dict()}
+        job = {
+            "source": program.source,
+            "known": known,
+            "ask": asks,
+            "read": attributes_of(source),
+            **program.as_dict(),
+        }
 
         async def talk(line: str) -> str:
             hole = read_said(HOLE, line)
             if hole is None:
                 return json.dumps(STOP)
-            if not hole.problem and hole.key in problems:
-                hole = replace(hole, problem=problems[hole.key])
             return json.dumps(await self.predictor.predict(hole, source))
 
         files: dict[str, str | bytes | Path] = {
             "job.json": json.dumps(job),
             "runtime.py": PICO_BOX / "runtime.py",
             "dummies.py": PICO_BOX / "dummies.py",
+            "modules.py": PICO_BOX / "modules.py",
         }
         command = (sys.executable, "runtime.py")
         outcome = await run(Job(command, files, limits=self.limits, talk=talk if asks else None, collect=True))
         return read(name, source, program, outcome)
+
+
+def attributes_of(source: str) -> dict[str, list[str]]:
+    """Attributes that the fragment reads of each name, and whether it calls it."""
+    text, _ = runnable(textwrap.dedent(source))
+    found = {key[5:]: uses for key, uses in uses_of(text).items() if key.startswith("name:")}
+    return {name: sorted(uses.attributes) + [CALLED] * (called in uses.checks) for name, uses in found.items()}
+
+
+def hole_of(need: PicoNeed) -> Hole:
+    kind, _, name = need.key.partition(":")
+    return Hole(need.key, kind, name, need.line, need.why, "", 0)
+
+
+def wanted(ran: Ran, program: PicoProgram, text: str, shift: int) -> Iterator[PicoNeed]:
+    """What a run needs, in order."""
+    keys = {p.key for p in ran.puts}
+    last = ran.findings[-1] if ran.end is not None and ran.findings else None
+    end = None if last is None else (last.line, f"It ended with {last.error}: {last.message}")
+    on = {line: on_line(program, line, keys) for line in ran.ran}
+    recent = list(dict.fromkeys(p.key for p in reversed(ran.puts)))
+    return needs(end, conditions(text, shift, ran.ran, program.lines), on, recent)
 
 
 def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> Ran:
@@ -165,9 +212,16 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> R
     ran = frozenset(e["line"] for e in events if e["event"] == "line") & program.lines
     puts = tuple(Put(e["key"], e["line"], e["guess"], e["shown"]) for e in events if e["event"] == "value")
     keys = {p.key for p in puts}
+    guessed = keys | {f"name:{e['name']}" for e in events if e["event"] == "import"}
+    found = [(e["line"], f"{e['name']} is {e['shown']}") for e in events if e["event"] == "import"]
+    found += [
+        (e["line"], f"{'folder' if e['folder'] else 'file'} {e['name']} made") for e in events if e["event"] == "file"
+    ]
     absent = {e["line"] for e in events if e["event"] == "module"}
     reached = (
-        tainted(runnable(textwrap.dedent(source))[0], program.shift, keys, absent) if keys or absent else frozenset()
+        tainted(runnable(textwrap.dedent(source))[0], program.shift, guessed, absent)
+        if guessed or absent
+        else frozenset()
     )
     findings = [
         Finding(e["line"], e["error"], e["message"], on_line(program, e["line"], keys), True, e["line"] in reached)
@@ -184,7 +238,8 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> R
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
     ended = end["error"] if end else None
     return Ran(name, source, program.lines, ran, puts, tuple(findings), ended, outcome.limit, attempts, 1,
-               outcome.text[:2000], problem)  # fmt: skip
+               outcome.text[:2000], problem, tuple(found),
+               tuple(e["name"] for e in events if e["event"] == "module"))  # fmt: skip
 
 
 def on_line(program: PicoProgram, line: int | None, keys: set[str]) -> tuple[str, ...]:

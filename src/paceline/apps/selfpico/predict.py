@@ -1,23 +1,21 @@
-"""Predictors of a missing value: none, a table of types, or a model.
+"""Predictors of a missing value: none, one type for each hole, or a ranking of values where the execution needs one.
 
-The model is asked as in SelfPiCo (section 3.3): first for a value, with its reason before it and all of it as JSON; a
-failed answer is shown to the model once more; then for one of 15 type words, whose dummy stands in. Every prompt begins
-with the same examples, and the fragment comes before the question, so that a server's prefix cache holds all but the
-last lines.
+The model is asked as in SelfPiCo (section 3.3), in its reverse order: first it chooses among the words of values that
+the fragment's uses allow, which takes a few tokens; where its best choices did not help it writes a value of its own,
+with its reason before it and all of it as JSON. Every prompt begins with the same examples, and the fragment comes
+before the question, so that a server's prefix cache holds all but the last lines.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, Field
 
-from ..common.ask import AppAnswer, AppSettings, Prompt, ask
+from ..common.ask import AppSettings, Prompt, ask
 from ..common.client import AppClient
 from ..common.forms import Choice, Json
-from .box.dummies import PICO_TYPES
 
-VALUE_ROUNDS = 2
 DEADLINE_S = 120.0
 
 
@@ -41,6 +39,9 @@ class Hole:
 Guess = dict[str, Any]
 """{"stop": true}, {"type": word} or {"code": statements, "expression": text}; further keys are for the report."""
 STOP: Guess = {"stop": True}
+UNKNOWN_OBJECT: Guess = {"type": "Object", "how": "object"}
+CHOICES = 2
+"""Words that the model chooses before it writes a value."""
 
 
 class Predictor(Protocol):
@@ -49,6 +50,16 @@ class Predictor(Protocol):
     name: str
 
     async def predict(self, hole: Hole, fragment: str) -> Guess: ...
+
+
+@runtime_checkable
+class PicoRanker(Predictor, Protocol):
+    """`predict` is asked for what lacks at first, `ranked` which of `words` to try in its place, the best first; then
+    `own` for a value that is none of them, None if it has none."""
+
+    async def ranked(self, hole: Hole, fragment: str, words: Sequence[str]) -> list[str]: ...
+
+    async def own(self, hole: Hole, fragment: str) -> Guess | None: ...
 
 
 class Nothing:
@@ -69,6 +80,45 @@ class Types:
 
     async def predict(self, hole: Hole, fragment: str) -> Guess:
         return STOP if hole.tried else {"type": self.choose(hole, fragment)}
+
+
+@dataclass(slots=True)
+class Ordered:
+    """A ranking without a model: `order` sorts the words for a hole; at first everything is an unknown object."""
+
+    order: Callable[[Hole, str, Sequence[str]], list[str]]
+    name: str
+
+    async def predict(self, hole: Hole, fragment: str) -> Guess:
+        return STOP if hole.tried else UNKNOWN_OBJECT
+
+    async def ranked(self, hole: Hole, fragment: str, words: Sequence[str]) -> list[str]:
+        return self.order(hole, fragment, words)
+
+    async def own(self, hole: Hole, fragment: str) -> Guess | None:
+        return None
+
+
+FREQUENT_VALUES = (
+    "None",
+    "String",
+    "Texts",
+    "False",
+    "Dictionary",
+    "Pairs",
+    "Integer",
+    "Boolean",
+    "List",
+    "Empty list",
+    "Zero",
+)
+
+
+def usual_order(hole: Hole, fragment: str, words: Sequence[str]) -> list[str]:
+    """One order always: what is frequent in programs first."""
+    return sorted(
+        words, key=lambda word: FREQUENT_VALUES.index(word) if word in FREQUENT_VALUES else len(FREQUENT_VALUES)
+    )
 
 
 class Value(BaseModel):
@@ -103,7 +153,6 @@ PICO_EXAMPLES = (
      "AttributeError: 'Dummy' object has no attribute 'debug'",
      Value(reason="debug is a flag, and true lets the line below run.", code="", expression="True")),
 )  # fmt: skip
-TYPE_TASK = "Of which type is the value that is missing? Answer with one word of: " + ", ".join(PICO_TYPES) + "."
 
 
 def data_of(fragment: str) -> str:
@@ -119,28 +168,33 @@ def question(fragment: str, line: int, kind: str, name: str, error: str) -> str:
 
 @dataclass(slots=True)
 class PicoModel:
-    """SelfPiCo's predictor over a server. `learned` holds, per key, the last expression that fragments ran on with."""
+    """SelfPiCo's predictor over a server."""
 
     client: AppClient
     name: str = "selfpico"
-    learned: dict[str, Guess] = field(default_factory=dict)
     deadline_s: float = DEADLINE_S
 
     async def predict(self, hole: Hole, fragment: str) -> Guess:
-        if hole.tried == 0 and hole.key in self.learned and not hole.problem:
-            return {**self.learned[hole.key], "how": "learned"}
-        if hole.tried <= VALUE_ROUNDS - 1:
-            value = await self.ask_value(hole, fragment)
-            if value.value is not None:
-                found = value.value
-                return {"code": found.code, "expression": found.expression, "reason": found.reason, "how": "value",
-                        "confidence": value.confidence}  # fmt: skip
-        if hole.tried > VALUE_ROUNDS:
-            return STOP
-        answer = await self.ask_type(hole, fragment)
-        return {"type": answer.get(), "how": f"type ({answer.outcome})", "confidence": answer.confidence}
+        return STOP if hole.tried else UNKNOWN_OBJECT
 
-    async def ask_value(self, hole: Hole, fragment: str) -> AppAnswer[Value]:
+    async def ranked(self, hole: Hole, fragment: str, words: Sequence[str]) -> list[str]:
+        """The words by the model's probability; where it gives no answer, the usual order."""
+        if len(words) == 1:
+            return list(words)
+        task = (
+            f"{question(fragment, hole.line, hole.kind, hole.name, hole.error)}\nWhich value should it have, so that "
+            f"the fragment runs on? Answer with one of: {', '.join(words)}."
+        )
+        usual = usual_order(hole, fragment, words)
+        answer = await ask(
+            self.client, Choice(tuple(words)), Prompt(task, data_of(fragment), PICO_SYSTEM),
+            self.settings(max_tokens=8), fallback=lambda problem: usual[0],
+        )  # fmt: skip
+        best = answer.get()
+        chances = answer.probabilities
+        return sorted(usual, key=lambda word: (word != best, -chances.get(word, 0.0)))[:CHOICES]
+
+    async def own(self, hole: Hole, fragment: str) -> Guess | None:
         task = question(fragment, hole.line, hole.kind, hole.name, hole.error)
         if hole.problem:
             task += f"\nAn earlier answer failed: {hole.problem}\nAnswer differently."
@@ -149,20 +203,12 @@ class PicoModel:
             for text, line, kind, name, error, value in PICO_EXAMPLES
         )
         prompt = Prompt(task, data_of(fragment), PICO_SYSTEM, examples)
-        return await ask(self.client, Json(Value), prompt, self.settings(max_tokens=220, retries=0))
-
-    async def ask_type(self, hole: Hole, fragment: str) -> AppAnswer[str]:
-        task = f"{question(fragment, hole.line, hole.kind, hole.name, hole.error)}\n{TYPE_TASK}"
-        prompt = Prompt(task, data_of(fragment), PICO_SYSTEM)
-        return await ask(
-            self.client, Choice(PICO_TYPES), prompt, self.settings(max_tokens=8), fallback=lambda problem: "Object"
-        )
+        answer = await ask(self.client, Json(Value), prompt, self.settings(max_tokens=220, retries=0))
+        if answer.value is None:
+            return None
+        found = answer.value
+        return {"code": found.code, "expression": found.expression, "reason": found.reason, "how": "value",
+                "confidence": answer.confidence}  # fmt: skip
 
     def settings(self, **more: Any) -> AppSettings:
         return AppSettings(deadline_s=self.deadline_s, **more)
-
-    def keep(self, guesses: Mapping[str, Guess]) -> None:
-        """Learn from a fragment that ran to its end: the values that it ran on."""
-        for key, guess in guesses.items():
-            if guess.get("expression"):
-                self.learned[key] = {k: v for k, v in guess.items() if k != "how"}

@@ -11,7 +11,7 @@ import math
 import re
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +22,7 @@ from ..common.sandbox import AppLimits, Job, run
 from ..common.sandbox.said import read_said
 from .box.dummies import PICO_TYPES
 from .instrument import Site, instrument
-from .predict import Hole
+from .predict import Hole, usual_order
 
 PICO_TABLE_BOX = Path(__file__).parent / "box"
 SHIPPED = Path(__file__).parent / "table.json"
@@ -77,6 +77,13 @@ class Table:
         line = lines[hole.line - 1] if 0 < hole.line <= len(lines) else ""
         scores = self.scores(hole.kind, hole.name, line)
         return max(scores, key=scores.__getitem__)
+
+    def order(self, hole: Hole, fragment: str, words: Sequence[str]) -> list[str]:
+        """Words of values by the probability of their types; those that are no type follow in the usual order."""
+        lines = fragment.splitlines()
+        line = lines[hole.line - 1] if 0 < hole.line <= len(lines) else ""
+        scores = self.scores(hole.kind, hole.name, line)
+        return sorted(usual_order(hole, fragment, words), key=lambda word: -scores.get(word, -1e9))
 
     def scores(self, kind: str, name: str, line: str) -> Mapping[str, float]:
         """The log-probability of each type, up to a constant; words never seen say nothing."""

@@ -1,6 +1,8 @@
 """`python -m paceline.apps.text2sql`: a question, a page, or an evaluation."""
 
 import asyncio
+import csv
+import io
 import time
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,12 +15,14 @@ import typer
 from ..common.cli import OUTPUT, AppAsked, AppBar, AsJson, UsageError, asks_server, errors, show
 from ..common.client import AppClient, Nobody
 from ..common.report import Report
-from .database import QueryError, SqlLimits, open_database
+from .chart import chart
+from .database import QueryError, SqlLimits, SqlResult, open_database
 from .example import example
 from .pipeline import SQL_SINGLE, Answered, SqlPipeline, SqlPlan, SqlStep
 from .prompts import table
 from .retrieve import build
-from .schema import read_schema
+from .schema import described, read_descriptions, read_schema
+from .tables import imported, is_table
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 PIPE = "Pipeline"
@@ -38,7 +42,16 @@ def text2sql(
     asked: AppAsked,
     question: Annotated[str | None, typer.Argument(help="What you want to know.")] = None,
     *,
-    db: Annotated[Path | None, _option("SQLite or DuckDB file; it is opened read-only.")] = None,
+    then: Annotated[
+        list[str] | None, _option("A second question that corrects or continues the first; several in their order.")
+    ] = None,
+    db: Annotated[
+        list[Path] | None,
+        _option("SQLite or DuckDB file, opened read-only; or CSV, Parquet or JSON files, each a table: several --db."),
+    ] = None,
+    describe: Annotated[
+        Path | None, _option("Table of descriptions: table.column in the first column, its meaning in the last.")
+    ] = None,
     sample: Annotated[bool, _option("Instead of --db: a small database of singers, made for the occasion.")] = False,
     page: Annotated[bool, _option("Show a web page instead of answering one question.", "Page")] = False,
     port: Annotated[int, _option("Of the page, on this machine.", "Page")] = 8080,
@@ -74,45 +87,72 @@ def text2sql(
         if out is not None and question is None:
             raise UsageError("--out is the folder of one answer's report; give it with a QUESTION.")
         if evaluate is not None:
-            if db is not None or sample:
+            if db or sample:
                 raise UsageError("--evaluate takes its databases from --databases; leave --db and --sample out.")
             if databases is None:
                 raise UsageError("--evaluate needs --databases, the folder of the SQLite files.")
             result = asyncio.run(_evaluate(asked, plan, evaluate, databases, questions, minutes, at_once))
             show(result, json, [f"{name}: {value}" for name, value in result.items()], result)
             return
-        if (db is None) != sample:
-            raise UsageError("Give one of --db FILE, an SQLite or DuckDB file, and --sample.")
+        if then and question is None:
+            raise UsageError("--then continues a QUESTION; give one.")
+        if (not db) != sample:
+            raise UsageError("Give one of --db FILE, an SQLite, DuckDB, CSV or Parquet file, and --sample.")
         with TemporaryDirectory() as folder:
-            file = db or example(Path(folder))
+            file = whole(db or [example(Path(folder))], Path(folder))
             if page:
                 from .page import serve
 
-                asyncio.run(serve(asked, plan, file, port))
+                asyncio.run(serve(asked, plan, file, port, describe))
                 return
-            answered, usage = asyncio.run(_answer(asked, plan, file, question or ""))
-        more = [] if out is None else ["", f"Report: {report(answered, usage).write(out)}"]
+            answered, usage = asyncio.run(_answer(asked, plan, file, [question or "", *(then or ())], describe))
+        more = []
+        if out is not None:
+            more = ["", f"Report: {report(answered, usage).write(out)}"]
+            if answered.result is not None:
+                (out / "result.csv").write_text(as_csv(answered.result), encoding="utf-8")
+                more.append(f"Table: {out / 'result.csv'}")
         show(as_dict(answered), json, [*lines(answered), *more], usage)
         if answered.result is None:
             raise typer.Exit(1)
 
 
-def pipeline(client: AppClient, plan: SqlPlan, db: Path) -> SqlPipeline:
-    """Raises UsageError."""
+def whole(paths: list[Path], folder: Path) -> Path:
+    """One database of what was given. Raises UsageError."""
+    tables = [path for path in paths if is_table(path)]
+    if not tables and len(paths) == 1:
+        return paths[0]
+    if len(tables) < len(paths):
+        raise UsageError("Several --db must all be tables (CSV, Parquet, JSON); a database is given alone.")
     try:
-        database = open_database(db)
-        return SqlPipeline(client, database, build(database, read_schema(database)), plan)
+        return imported(tables, folder)
     except QueryError as error:
         raise UsageError(str(error)) from error
 
 
-async def _answer(asked: AppAsked, plan: SqlPlan, db: Path, question: str) -> tuple[Answered, dict[str, Any]]:
-    """The answer, and what it cost."""
-    if not question.strip():
+def pipeline(client: AppClient, plan: SqlPlan, db: Path, describe: Path | None = None) -> SqlPipeline:
+    """Raises UsageError."""
+    try:
+        database = open_database(db)
+        schema = read_schema(database)
+        schema = described(schema, read_descriptions(describe)) if describe is not None else schema
+        return SqlPipeline(client, database, build(database, schema), plan)
+    except QueryError as error:
+        raise UsageError(str(error)) from error
+
+
+async def _answer(
+    asked: AppAsked, plan: SqlPlan, db: Path, questions: list[str], describe: Path | None
+) -> tuple[Answered, dict[str, Any]]:
+    """The answer to the last of the questions, each of which continues the one before, and what all cost."""
+    if not all(question.strip() for question in questions):
         raise UsageError("The question is empty; ask one.")
     async with asked.client() as client:
-        answered = await pipeline(client, plan, db).answer(question)
-        client.tally.wall = answered.seconds
+        sql, began = pipeline(client, plan, db, describe), time.monotonic()
+        answered = await sql.answer(questions[0])
+        for question in questions[1:]:
+            answered = await sql.answer(question, (answered.question, answered.sql))
+        client.tally.wall = time.monotonic() - began
         return answered, client.tally.as_dict()
 
 
@@ -144,6 +184,7 @@ def as_dict(answered: Answered) -> dict[str, Any]:
         "columns": list(result.columns) if result else [],
         "rows": [[v if isinstance(v, int | float | None) else str(v) for v in row] for row in rows],
         "more": bool(result and result.more),
+        "chart": found.as_dict() if result and (found := chart(result)) else None,
         "problem": answered.problem,
         "seconds": round(answered.seconds, 3),
         "trace": [stage(step) for step in answered.trace],
@@ -157,10 +198,25 @@ def report(answered: Answered, usage: Mapping[str, Any]) -> Report:
     shown.code("Query", answered.sql or "(none)")
     if answered.result is not None:
         columns = answered.result.columns
-        shown.table("Table", [dict(zip(columns, map(str, row))) for row in answered.result.rows[:SQL_SHOWN]])
+        shown.table(
+            "Table", [dict(zip(columns, map(str, row))) for row in answered.result.rows[:SQL_SHOWN]],
+            f"{len(answered.result.rows)} rows; all of them are in result.csv.",
+        )  # fmt: skip
+        if (found := chart(answered.result)) is not None:
+            shown.figure("Chart", found.draw, f"{found.value} by {found.label}.", (7, max(3, 0.25 * len(found.labels)))
+                         if not found.line else (7, 3))  # fmt: skip
     shown.table("Stages", [{**stage(step), "notes": " · ".join(step.notes)[:300]} for step in answered.trace])
     shown.facts("Server", usage)
     return shown
+
+
+def as_csv(result: SqlResult) -> str:
+    """The table as CSV; nothing for NULL."""
+    out = io.StringIO()
+    writer = csv.writer(out)
+    writer.writerow(result.columns)
+    writer.writerows(["" if value is None else value for value in row] for row in result.rows)
+    return out.getvalue()
 
 
 def stage(s: SqlStep) -> dict[str, Any]:

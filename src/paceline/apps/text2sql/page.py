@@ -16,8 +16,16 @@ from .pipeline import SqlPipeline, SqlPlan
 HTML = Path(__file__).parent / "templates" / "page.html"
 
 
+class SqlPageBefore(BaseModel):
+    question: Annotated[str, StringConstraints(max_length=2000)]
+    sql: Annotated[str, StringConstraints(max_length=8000)]
+
+
 class SqlPageQuestion(BaseModel):
+    """`before`: what the question corrects or continues."""
+
     question: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=2000)]
+    before: SqlPageBefore | None = None
 
 
 def create(pipeline: SqlPipeline) -> FastAPI:
@@ -46,15 +54,16 @@ def create(pipeline: SqlPipeline) -> FastAPI:
 
     @app.post("/ask")
     async def ask(body: SqlPageQuestion) -> dict[str, Any]:
-        return as_dict(await pipeline.answer(body.question))
+        before = (body.before.question, body.before.sql) if body.before is not None else None
+        return as_dict(await pipeline.answer(body.question, before))
 
     return app
 
 
-async def serve(asked: AppAsked, plan: SqlPlan, db: Path, port: int) -> None:
+async def serve(asked: AppAsked, plan: SqlPlan, db: Path, port: int, describe: Path | None = None) -> None:
     """Until it is interrupted; on this machine only."""
     from .command import pipeline
 
     async with asked.client() as client:
-        app = create(pipeline(client, plan, db))
+        app = create(pipeline(client, plan, db, describe))
         await uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_level="info")).serve()

@@ -88,8 +88,9 @@ class SqlPipeline:
     index: Index
     plan: SqlPlan = SqlPlan()
 
-    async def answer(self, question: str) -> Answered:
-        run = Run(self, question)
+    async def answer(self, question: str, before: tuple[str, str] | None = None) -> Answered:
+        """`before`: the question that this one corrects or continues, and its query."""
+        run = Run(self, question, before)
         await run.all()
         best = run.best
         done = Answered(question, best.sql, best.result, best.problem, run.trace, run.candidates)
@@ -100,8 +101,11 @@ class SqlPipeline:
 class Run:
     """One question on its way."""
 
-    def __init__(self, pipeline: SqlPipeline, question: str) -> None:
-        self.p, self.question = pipeline, question
+    def __init__(self, pipeline: SqlPipeline, question: str, before: tuple[str, str] | None = None) -> None:
+        self.p, self.question, self.words = pipeline, question, question
+        if before is not None:
+            self.words = f"{before[0]} {question}"
+            self.question = f"{question}\n(This corrects or continues: {before[0]!r}, answered by: {before[1]})"
         self.id, self.began = uuid.uuid4().hex[:12], time.monotonic()
         self.trace: list[SqlStep] = []
         self.candidates: list[Candidate] = []
@@ -121,7 +125,7 @@ class Run:
         self.best = await self.choose()
 
     async def keywords(self) -> tuple[list[str], list[str]]:
-        own = phrases(self.question)
+        own = phrases(self.words)
         if not self.p.plan.keywords:
             return own, own
         with self.step("keywords") as step:

@@ -2,14 +2,18 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
-from .database import Database, Sqlite, SqlLimits
+from ..common.tables import TableError, read_table
+from .database import Database, QueryError, Sqlite, SqlLimits
 from .keywords import KEYWORDS
 
 SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
 SQL_SCHEMA_SHOWN = 40
 """Characters of a stored value in a prompt."""
+SQL_ABOUT_SHOWN = 120
+"""Characters of a column's description in a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +24,8 @@ class Column:
     key: bool = False
     refers: tuple[str, str] | None = None
     """(table, column) of a foreign key."""
+    about: str = ""
+    """What it means, in the user's words."""
 
     @property
     def full(self) -> str:
@@ -55,7 +61,9 @@ class SqlSchema:
         refers = f" REFERENCES {name(column.refers[0])}({name(column.refers[1])})" if column.refers else ""
         bare = re.match(r"(?i)int|real|num|dec|float|double|bigint|small", column.type) is not None
         listed = ", ".join(flat(v)[:SQL_SCHEMA_SHOWN] if bare else literal(v) for v in values)
-        shown = f"  -- e.g. {listed}" if values else ""
+        said = [flat(column.about)[:SQL_ABOUT_SHOWN]] if column.about else []
+        said += [f"e.g. {listed}"] if values else []
+        shown = f"  -- {'; '.join(said)}" if said else ""
         return f"  {name(column.name)} {flat(column.type or 'TEXT')}{key}{refers},{shown}"
 
 
@@ -72,6 +80,29 @@ def literal(text: str) -> str:
 def flat(text: str) -> str:
     """Without control characters, so that no value starts a line or a comment ends one."""
     return "".join(c if c.isprintable() else " " for c in text)
+
+
+def described(schema: SqlSchema, about: Mapping[str, str]) -> SqlSchema:
+    """With descriptions of columns, by `table.column`, or by the column's name where one table has it. Raises
+    QueryError for a column that there is not."""
+    left = dict(about)
+    columns = []
+    for column in schema.columns:
+        alone = sum(each.name == column.name for each in schema.columns) == 1
+        text = left.pop(column.full, None) or (left.pop(column.name, None) if alone else None)
+        columns.append(replace(column, about=text) if text else column)
+    if left:
+        raise QueryError("missing", f"There is no column {next(iter(left))} to describe; write it as table.column.")
+    return SqlSchema(tuple(columns))
+
+
+def read_descriptions(path: Path) -> dict[str, str]:
+    """From a table with the column's name first and its description last. Raises QueryError."""
+    try:
+        table = read_table(path)
+    except (OSError, TableError) as error:
+        raise QueryError("missing", f"{path} cannot be read as a table of descriptions: {error}") from error
+    return {row[0]: row[-1] for row in table.rows if row[0] and len(row) > 1 and row[-1]}
 
 
 def read_schema(database: Database) -> SqlSchema:
@@ -94,8 +125,8 @@ def _sqlite(database: Sqlite) -> list[Column]:
 
 def _duck(database: Database) -> list[Column]:
     rows = database.run(
-        "SELECT table_name, column_name, data_type FROM information_schema.columns "
-        "WHERE table_schema = 'main' ORDER BY table_name, ordinal_position", SQL_SCHEMA_WIDE,
+        "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() "
+        "WHERE schema_name = 'main' AND NOT internal ORDER BY table_name, column_index", SQL_SCHEMA_WIDE,
     ).rows  # fmt: skip
     keys = database.run(
         "SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names "
@@ -103,4 +134,4 @@ def _duck(database: Database) -> list[Column]:
     ).rows  # fmt: skip
     primary = {(t, c) for t, kind, names, _, _ in keys if kind == "PRIMARY KEY" for c in names}
     foreign = {(t, c): (to, at) for t, kind, own, to, ats in keys if kind == "FOREIGN KEY" for c, at in zip(own, ats)}
-    return [Column(t, c, kind, (t, c) in primary, foreign.get((t, c))) for t, c, kind in rows]
+    return [Column(t, c, kind, (t, c) in primary, foreign.get((t, c)), about or "") for t, c, kind, about in rows]

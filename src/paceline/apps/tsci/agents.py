@@ -22,7 +22,7 @@ TSCI_SYSTEM = (
 SAFE = "seasonal_naive"
 """Always among the candidates: what is not better than it is of no use."""
 USUAL_METHODS = ("stl_ets", "theta", "ridge", "n_linear", "seasonal_mean")
-"""Models that fill the list if the planner named fewer."""
+"""Models that are validated whatever the planner names: what it adds must be better than they are."""
 
 
 @dataclass(frozen=True)
@@ -120,8 +120,10 @@ def _member(key: str, value: Mapping[str, Any], seasons: Sequence[int]) -> bool:
     return value.get(key) in known[key]
 
 
-async def plan(client: AppClient, data: str, count: int, settings: AppSettings) -> tuple[list[str], Told]:
-    """`count` models to try, without repeats, the safe one among them."""
+async def plan(
+    client: AppClient, data: str, count: int, settings: AppSettings, usual: Sequence[str] = USUAL_METHODS
+) -> tuple[list[str], Told]:
+    """`count` models to try, without repeats, with the usual ones and the safe one."""
     library = "\n".join(f"{name}: {model.about}" for name, model in LIBRARY.items())
     form = thing(
         {
@@ -136,9 +138,8 @@ async def plan(client: AppClient, data: str, count: int, settings: AppSettings) 
     named = said(given).get("models")
     listed = [str(name) for name in named] if isinstance(named, list) else []
     known = list(dict.fromkeys(name for name in listed if name in LIBRARY))[:count]
-    filled = [*known, *(name for name in USUAL_METHODS if name not in known)][:count]
-    models = list(dict.fromkeys([*filled, SAFE]))
-    changed = [f"{name} added" for name in models if name not in known]
+    models = list(dict.fromkeys([*known, *usual, SAFE]))
+    changed = [] if known else ["the usual models alone"]
     return models, told("planner", given, str(said(given).get("reason", "")), changed)
 
 

@@ -17,7 +17,7 @@ from .agents import summarise
 from .generate import MAKERS
 from .invented import honest
 from .pipeline import TsciPipeline, TsciPlan
-from .report import as_text, of_forecast, of_study
+from .report import as_text, forecast_as_text, of_forecast, of_study
 from .series import Series, read_series, windows
 from .study import TSCI_COLUMNS, study
 
@@ -27,6 +27,7 @@ app = typer.Typer(
     add_completion=False,
 )
 Column = Annotated[str | None, typer.Option("--column", help="The column to forecast; default the last.")]
+OneOf = Annotated[str | None, typer.Option("--series", help="Which one of a long table; default the first.")]
 Horizon = Annotated[int, typer.Option("--horizon", min=1, help="Steps to forecast.")]
 History = Annotated[int, typer.Option("--history", min=20, help="Values that a forecast may use.")]
 Candidates = Annotated[int, typer.Option("--models", min=1, max=20, help="Models that the planner chooses.")]
@@ -35,10 +36,10 @@ Workers = Annotated[int, typer.Option("--workers", min=1, help="Processes that f
 CORES = os.cpu_count() or 1
 
 
-def loaded(file: Path, column: str | None) -> Series:
+def loaded(file: Path, column: str | None, one: str | None = None) -> Series:
     """Raises UsageError."""
     try:
-        series = read_series(file, column)
+        series = read_series(file, column, one)
     except (OSError, ValueError) as error:
         raise UsageError(str(error)) from error
     for note in series.notes:
@@ -54,11 +55,14 @@ def planned(horizon: int, candidates: int, deadline: float | None) -> TsciPlan:
 @asks_server(concurrency=8)
 def forecast(
     asked: AppAsked,
-    file: Annotated[Path, typer.Argument(help="CSV with a header; rows in order of time.")],
+    file: Annotated[Path, typer.Argument(help="CSV: a column of times and one of numbers.")],
     column: Column = None,
+    series: Annotated[
+        str | None, typer.Option("--series", help="Which one of a long table; default the first.")
+    ] = None,
     horizon: Horizon = 24,
     history: History = 512,
-    models: Candidates = 5,
+    models: Candidates = 3,
     workers: Workers = CORES,
     deadline: Deadline = None,
     out: Out = Path("tsci"),
@@ -66,12 +70,12 @@ def forecast(
 ) -> None:
     """Forecast what comes after the file's last row; forecast.csv, the report and result.json go to --out."""
     with errors():
-        series = loaded(file, column)
-        row, usage = asyncio.run(ahead(asked, series, history, planned(horizon, models, deadline), workers))
+        given = loaded(file, column, series)
+        row, usage = asyncio.run(ahead(asked, given, history, planned(horizon, models, deadline), workers))
         page = of_forecast(row, usage).write(out)
         written(out, row)
         (out / "result.json").write_text(json_.dumps({**row, "usage": usage}), encoding="utf-8")
-        lines = [f"{value:.6g}" for value in row["values"]]
+        lines = [f"{at} {value:.6g}" for at, value in zip(row["ahead"], row["values"], strict=True)]
         show({**row, "usage": usage}, json, [*lines, f"Report: {page}"], usage)
 
 
@@ -88,18 +92,25 @@ async def ahead(
                 made = await node
             except NodeError as error:
                 raise UsageError(str(error)) from error
+        times = series.following(plan.horizon) or [str(len(series) + n) for n in range(plan.horizon)]
+        row = {
+            **made.row(), "history": series.values[start:].tolist(), "notes": list(series.notes), "ahead": times,
+            "time": list(series.time[start:]),
+        }  # fmt: skip
+        said, told = await summarise(client, forecast_as_text(row), plan.settings)
+        row["summary"], row["left_out"] = honest(said, forecast_as_text(row))
+        row["told"].append(told.row())
         client.tally.wall = time.monotonic() - began
-        row = {**made.row(), "history": series.values[start:].tolist(), "notes": list(series.notes)}
         return row, client.tally.as_dict()
 
 
 def written(out: Path, row: dict[str, Any]) -> None:
     with (out / "forecast.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow(["step", "forecast", "low_80", "high_80", "low_95", "high_95"])
+        writer.writerow(["time", "forecast", "low_80", "high_80", "low_95", "high_95"])
         bands = [row["bands"][level][side] for level in ("80", "95") for side in (0, 1)]
-        for step, values in enumerate(zip(row["values"], *bands, strict=True), start=1):
-            writer.writerow([step, *values])
+        for at, *values in zip(row["ahead"], row["values"], *bands, strict=True):
+            writer.writerow([at, *(f"{value:.10g}" for value in values)])
 
 
 @app.command("study")
@@ -112,7 +123,7 @@ def study_windows(
     horizon: Horizon = 96,
     history: History = 512,
     count: Annotated[int, typer.Option("--windows", min=1, help="Windows of each series.")] = 10,
-    models: Candidates = 5,
+    models: Candidates = 3,
     workers: Workers = CORES,
     deadline: Deadline = None,
     out: Out = Path("tsci"),

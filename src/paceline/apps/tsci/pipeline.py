@@ -15,11 +15,12 @@ import numpy as np
 from ..common.ask import AppSettings
 from ..common.client import AppClient
 from ..common.dag import Dag, Node
-from .agents import Curation, Told, analyse, curate, plan, shown, weigh
+from .agents import USUAL_METHODS, Curation, Told, analyse, curate, plan, shown, weigh
 from .clean import clean
-from .ensemble import by_error, combine, intervals, normalised, ways
+from .ensemble import by_error, combine, intervals, ways
 from .explore import TsciFacts, explore
 from .models import Failed, Made, forecast
+from .models.simple import seasonal_naive
 from .series import Floats
 from .validate import Fold, Validated, folds, validate
 
@@ -29,8 +30,10 @@ class TsciPlan:
     """How a window is forecast."""
 
     horizon: int
-    candidates: int = 5
-    keep: int = 3
+    candidates: int = 3
+    keep: int = 4
+    usual: tuple[str, ...] = USUAL_METHODS
+    """Validated whatever the planner names."""
     folds: int = 3
     combos: int = 4
     settings: AppSettings = field(default_factory=lambda: AppSettings(max_tokens=220))
@@ -53,6 +56,8 @@ class SeriesForecast:
     ways: dict[str, float]
     values: Floats
     bands: dict[str, tuple[Floats, Floats]]
+    back: list[dict[str, Any]]
+    """The back-test, a row an origin: when, the forecast's and the seasonal naive one's error, forecast and truth."""
     others: dict[str, Floats]
     """Forecasts to compare with: each member's, their mean, the best single one."""
     failed: list[Failed]
@@ -110,7 +115,9 @@ class TsciPipeline:
         data = shown(name, facts, history[np.isfinite(history)])
         settings, possible = self.plan.settings, seasons(facts, calendar)
         curator = self.dag.node(f"{at} curator", curate, self.client, data, possible, settings)
-        planner = self.dag.node(f"{at} planner", plan, self.client, data, self.plan.candidates, settings)
+        planner = self.dag.node(
+            f"{at} planner", plan, self.client, data, self.plan.candidates, settings, self.plan.usual
+        )
         analyst = self.dag.node(f"{at} analyst", analyse, self.client, data, settings)
         (curation, curated), (models, planned) = await curator, await planner
         full, outliers = clean(history, curation.fill, curation.detect, curation.handle)
@@ -124,7 +131,7 @@ class TsciPipeline:
         best = [found for found in valid if found.name in made]
         if not best:
             raise ValueError(f"every model failed on {at} when fitted to all of it: {lost[0].why}")
-        result = self.combined(best, made, points, splits)
+        result = self.combined(best, made, points, splits, curation.season)
         return SeriesForecast(
             name, start, facts, curation, outliers, **result, failed=[*failed, *lost],
             told=[curated, planned, weighed, analysed], analysis=analysis, seconds=time.monotonic() - began,
@@ -161,10 +168,11 @@ class TsciPipeline:
         made: dict[str, Floats],
         points: dict[str, float] | None,
         splits: Sequence[Fold],
+        period: int,
     ) -> dict[str, Any]:
         """Weights, the way that validated best, its forecast, its bands, and what to compare it with."""
         errors = {found.name: found.mae for found in valid}
-        weights = normalised({name: points[name] for name in errors}) if points else by_error(errors)
+        weights = by_error(errors, points)
         held = [{found.name: found.held[i] for found in valid} for i in range(len(splits))]
         truth = [fold.next for fold in splits]
         forecasts = {name: made[name] for name in errors}
@@ -183,5 +191,20 @@ class TsciPipeline:
             "ways": final.mae,
             "values": final.forecast,
             "bands": intervals(before, truth, final.forecast),
+            "back": backtest(before, splits, period),
             "others": others,
         }
+
+
+def backtest(made: Sequence[Floats], splits: Sequence[Fold], period: int) -> list[dict[str, Any]]:
+    """How the chosen way would have done before each origin; it was chosen on these folds, so it flatters a little."""
+    return [
+        {
+            "origin": len(fold.past),
+            "mae": float(np.abs(values - fold.next).mean()),
+            "naive": float(np.abs(seasonal_naive(fold.past, len(fold.next), period) - fold.next).mean()),
+            "forecast": values.tolist(),
+            "truth": fold.next.tolist(),
+        }
+        for values, fold in zip(made, splits, strict=True)
+    ]

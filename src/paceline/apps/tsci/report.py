@@ -1,6 +1,7 @@
 """Reports: of a study over windows, and of one forecast."""
 
 from collections.abc import Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -78,19 +79,62 @@ def _calls(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"agent": agent, "outcome": outcome, "calls": count} for (agent, outcome), count in sorted(counts.items())]
 
 
+def forecast_as_text(row: Mapping[str, Any]) -> str:
+    """What the reporter is given of one forecast."""
+    members = ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items())
+    back = ", ".join(f"{one['mae']:.4g} (seasonal naive {one['naive']:.4g})" for one in row["back"])
+    first, last, values = row["ahead"][0], row["ahead"][-1], row["values"]
+    low, high = row["bands"]["95"]
+    return (
+        f"Forecast of {row['series']} for {len(values)} steps, {first} to {last}: {values[0]:.4g} at first, "
+        f"{values[-1]:.4g} at last, mean {np.mean(values):.4g}. The 95 % band at the last step is {low[-1]:.4g} to "
+        f"{high[-1]:.4g}. Last known value {next(v for v in reversed(row['history']) if v == v):.4g}. Season of "
+        f"{row['curation']['season']}. Models and weights: {members}. Mean absolute errors of the back-test, oldest "
+        f"first: {back}."
+    )
+
+
 def fan(axes: Any, row: Mapping[str, Any]) -> None:
-    """The end of the history, the forecast with its bands, and the truth where it is known."""
+    """The end of the history, the forecast with its bands, and the truth where it is known; dates where there are."""
     past = np.array(row["history"][-3 * len(row["values"]) :], np.float64)
-    ahead = np.arange(len(row["values"]))
-    axes.plot(np.arange(-len(past), 0), past, color="#888", linewidth=1, label="history")
+    before, ahead = places(row, len(past))
+    axes.plot(before, past, color="#888", linewidth=1, label="history")
     for level, shade in (("95", 0.15), ("80", 0.25)):
         low, high = row["bands"][level]
-        axes.fill_between(ahead, low, high, color="#2a6f97", alpha=shade, linewidth=0)
+        axes.fill_between(ahead, low, high, color="#2a6f97", alpha=shade, linewidth=0, label=f"{level} %")
     axes.plot(ahead, row["values"], color="#2a6f97", label=f"forecast ({row['way']})")
     if row.get("truth"):
         axes.plot(ahead, row["truth"], color="#c8553d", linewidth=1, label="truth")
     axes.legend(frameon=False, fontsize=8)
-    axes.set(xlabel="step")
+    if isinstance(ahead[0], datetime):
+        axes.tick_params(axis="x", labelrotation=20)
+    else:
+        axes.set(xlabel="step")
+
+
+def places(row: Mapping[str, Any], count: int) -> tuple[list[Any], list[Any]]:
+    """Where the past and the forecast stand on the axis: at times, evenly between those known, or at steps."""
+    steps = list(range(-count, 0)), list(range(len(row["values"])))
+    try:
+        ahead = [datetime.fromisoformat(text) for text in row.get("ahead", ())]
+    except ValueError:
+        return steps
+    if len(ahead) < 2:
+        return steps
+    gap = (ahead[-1] - ahead[0]) / (len(ahead) - 1)
+    return [ahead[0] - gap * (count - at) for at in range(count)], list(ahead)
+
+
+def back(axes: Any, row: Mapping[str, Any]) -> None:
+    """Forecasts before each origin of the back-test, over what came."""
+    history = np.array(row["history"], np.float64)
+    first = max(0, row["back"][0]["origin"] - len(row["values"]))
+    axes.plot(np.arange(first, len(history)), history[first:], color="#888", linewidth=1, label="what came")
+    for one in row["back"]:
+        axes.plot(np.arange(one["origin"], one["origin"] + len(one["forecast"])), one["forecast"], linewidth=1.2)
+        axes.axvline(one["origin"], color="#bbb", linewidth=0.6)
+    axes.set(xlabel="value of the history")
+    axes.legend(frameon=False, fontsize=8)
 
 
 def of_forecast(row: Mapping[str, Any], usage: Mapping[str, Any]) -> Report:
@@ -98,7 +142,20 @@ def of_forecast(row: Mapping[str, Any], usage: Mapping[str, Any]) -> Report:
     weights = ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items())
     report = Report(f"Forecast of {row['series']}", f"{len(row['values'])} steps by {row['way']} of {weights}.")
     report.answers(usage)
-    report.figure("Forecast", lambda axes: fan(axes, row))
+    report.figure("Forecast", lambda axes: fan(axes, row), "The bands hold 80 and 95 % of what validation saw.")
+    if row.get("summary"):
+        report.text("Summary", row["summary"])
+    rows = [{"time": at, "forecast": value} for at, value in zip(row["ahead"], row["values"], strict=True)]
+    for level in ("80", "95"):
+        for one, low, high in zip(rows, *row["bands"][level], strict=True):
+            one[f"{level} %"] = f"{low:.4g} to {high:.4g}"
+    report.table("Values", rows, "The same is in forecast.csv.")
+    report.figure("Back-test", lambda axes: back(axes, row), "Each colour is a forecast made with what came before it.")
+    report.table(
+        "Back-test, mean absolute error",
+        [{"origin": one["origin"], "forecast": one["mae"], "seasonal naive": one["naive"]} for one in row["back"]],
+        "The way to combine was chosen on these origins, so its figures are a little better than what is to come.",
+    )
     if row.get("notes"):
         report.text("The file", "\n\n".join(row["notes"]))
     report.text("Analysis", row["analysis"] or "The analyst gave none.")

@@ -1,18 +1,16 @@
 """Series, windows of them, and the seal that hides a window's future from the forecasters."""
 
-import csv
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.times import TIME_COLUMNS, ParsedTimes, ordered
+from ..common.tables import TextTable, numbers, read_table
+from ..common.times import TIME_COLUMNS, ParsedTimes, TimeError, ordered
 
 Floats = NDArray[np.float64]
-
-MISSING = {"", "na", "n/a", "nan", "null", "none", "-"}
 
 
 class Leak(RuntimeError):
@@ -29,9 +27,15 @@ class Series:
     time: tuple[str, ...]
     period: int = 1
     notes: tuple[str, ...] = ()
+    read: ParsedTimes | None = None
+    """The times as parsed, where the file has any: it knows the next ones."""
 
     def __len__(self) -> int:
         return len(self.values)
+
+    def following(self, count: int) -> list[str]:
+        """The next times, where the file's are at equal distances; else none."""
+        return self.read.following(count) if self.read is not None else []
 
 
 class Sealed:
@@ -99,27 +103,98 @@ def windows(series: Series, history: int, horizon: int, count: int) -> list[Wind
     ]
 
 
-def read_series(path: Path, column: str | None = None) -> Series:
-    """One column of a CSV file in order of time; the last one if none is named. Times that lack get a missing value.
+def read_series(path: Path, column: str | None = None, one: str | None = None) -> Series:
+    """One column of a CSV file in order of time; the last one that holds numbers if none is named. Times that lack get
+    a missing value. In a long table, with several series one below the other, `one` names which; default the first.
     Raises ValueError that names the row."""
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        rows = list(csv.reader(file))
-    if len(rows) < 2:
+    table = read_table(path)
+    if column is not None and column not in table.header:
+        raise ValueError(f"{path} has no column {column}; its columns are {', '.join(table.header)}.")
+    if not table.rows:
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
-    header = [name.strip() for name in rows[0]]
-    if column is not None and column not in header:
-        raise ValueError(f"{path} has no column {column}; its columns are {', '.join(header)}.")
-    at = header.index(column) if column is not None else len(header) - 1
-    named = [index for index, name in enumerate(header) if name.lower() in TIME_COLUMNS and index != at]
-    when = named[0] if named else 0 if at != 0 else None
-    values = np.array([_number(row, at, f"{path}, row {number}") for number, row in enumerate(rows[1:], start=2)])
-    _check(values, f"{path}, column {header[at]}")
-    name = f"{path.stem}.{header[at]}"
+    when = time_column(table, column)
+    value = column or value_column(table, when)
+    table, label = chosen(table, when, value, one, path)
+    notes = list(table.notes)
+    if not label[0] and label[1]:
+        notes.append(label[1])
+    values = np.array(checked_numbers(table, value, path))
+    _check(values, f"{path}, column {value}")
+    name = f"{path.name.split('.')[0]}.{label[0] or value}"
+    if label[1] and label[0]:
+        notes.append(label[1])
     if when is None:
-        return Series(name, values, tuple(map(str, range(len(values)))))
-    time = [row[when] if when < len(row) else "" for row in rows[1:]]
-    read = ordered(time, f"{path}, column {header[when]}", bool(named))
-    return placed(name, values, time, read, str(path))
+        return Series(name, values, tuple(map(str, range(len(values)))), notes=tuple(notes))
+    time = table.column(when)
+    read = ordered(time, f"{path}, column {when}", when.lower() in TIME_COLUMNS)
+    made = placed(name, values, time, read, str(path))
+    return replace(made, notes=(*notes, *made.notes), read=read)
+
+
+def time_column(table: TextTable, value: str | None) -> str | None:
+    """The column of times: one named so, else the first one that is not the value and holds times or steps."""
+    named = [name for name in table.header if name.lower() in TIME_COLUMNS and name != value]
+    if named:
+        return named[0]
+    for name in table.header:
+        if name == value:
+            continue
+        try:
+            if ordered(table.column(name)[:50], name, False).unit:
+                return name
+        except TimeError:
+            if not any(map(str.isalpha, "".join(table.column(name)[:50]))):
+                return name
+    first = table.header[0]
+    return first if value != first and len(table.header) > 1 else None
+
+
+def value_column(table: TextTable, when: str | None) -> str:
+    """The last column of numbers; the last one if there is none, which then is refused by its row."""
+    others = [name for name in reversed(table.header) if name != when]
+    for name in others:
+        found = numbers(table.column(name)[:50])
+        if all(each is not None for each in found) and any(each == each for each in found):
+            return name
+    return others[0] if others else table.header[-1]
+
+
+def chosen(
+    table: TextTable, when: str | None, value: str, one: str | None, path: Path
+) -> tuple[TextTable, tuple[str, str]]:
+    """The rows of one series of a long table, its name, and what to say; the whole table where it holds one."""
+    times = table.column(when) if when is not None else []
+    texts = [name for name in table.header if name not in (when, value)]
+    groups: list[tuple[str, list[str]]] = []
+    for name in texts:
+        cells = table.column(name)
+        kinds = list(dict.fromkeys(cells))
+        long = len(set(times)) < len(times) and len(set(zip(times, cells))) == len(times)
+        if 1 < len(kinds) <= len(cells) // 2 and (one in kinds or long):
+            groups.append((name, kinds))
+    if not groups:
+        if one is not None:
+            raise ValueError(f"{path} holds one series, no {one}; leave --series out.")
+        return table, ("", "")
+    name, kinds = groups[0]
+    kept = one if one is not None else kinds[0]
+    if kept not in kinds:
+        raise ValueError(f"{path} has no series {kept} in column {name}; it has {', '.join(kinds[:8])}.")
+    at = table.at(name)
+    said = (
+        f"{path.name} holds {len(kinds)} series ({', '.join(kinds[:5])}); {kept} is forecast, --series names another."
+    )
+    return replace(table, rows=tuple(row for row in table.rows if row[at] == kept)), (kept, "" if one else said)
+
+
+def checked_numbers(table: TextTable, name: str, path: Path) -> list[float]:
+    """A column's values. Raises ValueError that names the row."""
+    texts = table.column(name)
+    found = numbers(texts)
+    for row, (text, value) in enumerate(zip(texts, found), start=table.first):
+        if value is None:
+            raise ValueError(f"{path}, row {row}: {text!r} is not a number; give a number, or leave it empty.")
+    return [value for value in found if value is not None]
 
 
 def placed(name: str, values: Floats, time: Sequence[str], read: ParsedTimes, place: str) -> Series:
@@ -134,19 +209,6 @@ def placed(name: str, values: Floats, time: Sequence[str], read: ParsedTimes, pl
         made += [float("nan")] * gap + [float(values[row])]
         texts += [""] * gap + [time[row]]
     return Series(name, np.array(made), tuple(texts), period_of(read), read.notes)
-
-
-def _number(row: list[str], at: int, place: str) -> float:
-    text = row[at].strip() if at < len(row) else ""
-    if text.lower() in MISSING:
-        return float("nan")
-    try:
-        value = float(text)
-    except ValueError:
-        value = float("inf")
-    if np.isfinite(value):
-        return value
-    raise ValueError(f"{place}: {text!r} is not a number; give a number, or leave it empty where missing.")
 
 
 def _check(values: Floats, place: str) -> None:

@@ -9,10 +9,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from paceline.cluster.learn.files import loaded
-from paceline.cluster.workflow.jssp.env import WINDOW_OPERATIONS, Env
+from paceline.cluster.workflow.jssp.env import JOB_FEATURES, WINDOW_OPERATIONS, Env
 from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
 
-DISPATCH_WIDTH, DISPATCH_HIDDEN = 8, 32
+DISPATCH_WIDTH, DISPATCH_HIDDEN = 16, 32
+MOST_WORK, IDLE = 10.0, -2.0
+"""At first: the weight of a job's work left, and the logit of No-Op less that of the best job's."""
 NO = -1e9
 """Logit of what is not legal."""
 
@@ -41,12 +43,18 @@ class DispatchAttention(nn.Module):
 
 class DispatchNetwork(nn.Module):
     """Logits of jobs and No-Op. An encoder over each job's window of operations, pooled; another over jobs that compete
-    for a machine now; then a small head a job, and one for No-Op whose mean over jobs counts. Permuting jobs permutes
-    the logits."""
+    for a machine now; then a small head a job, and one for No-Op whose mean over jobs counts. To a job's logit comes a
+    linear function of its next operation's features, which at first is the rule "most work remaining": training begins
+    there. Permuting jobs permutes the logits."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Linear(4, DISPATCH_WIDTH)
+        self.embed = nn.Linear(JOB_FEATURES, DISPATCH_WIDTH)
+        self.rule = nn.Linear(JOB_FEATURES, 1)
+        nn.init.zeros_(self.rule.weight)
+        nn.init.zeros_(self.rule.bias)
+        with torch.no_grad():
+            self.rule.weight[0, 4] = MOST_WORK
         self.ends = nn.Parameter(0.1 * torch.randn(2, DISPATCH_WIDTH))
         """Before the first operation, behind the last."""
         self.window, self.rivals = DispatchAttention(), DispatchAttention()
@@ -55,6 +63,7 @@ class DispatchNetwork(nn.Module):
     def forward(self, features: Tensor, numbers: Tensor, machines: Tensor, legal: Tensor) -> Tensor:
         """Logits float32 [B, jobs + 1] from `Env.observe` and `Env.legal`; the last column is the choice to idle."""
         batch, jobs = machines.shape
+        rule = self.rule(features[:, :, 1])[..., 0]
         x = self.embed(features) + _sinusoid(numbers)
         x = torch.where((numbers == -1)[..., None], self.ends[0], x)
         x = torch.where((numbers == -2)[..., None], self.ends[1], x)
@@ -66,7 +75,9 @@ class DispatchNetwork(nn.Module):
         ready = legal[:, :-1]
         rival = (machines[:, :, None] == machines[:, None]) & ready[:, :, None] & ready[:, None]
         mixed = self.rivals(pooled, rival | torch.eye(jobs, dtype=torch.bool))
-        logits = torch.cat((self.job(mixed)[..., 0], self.idle(mixed)[..., 0].mean(1, keepdim=True)), 1)
+        level = torch.where(ready, rule, NO).amax(1, keepdim=True)
+        idle = level + IDLE + self.idle(mixed)[..., 0].mean(1, keepdim=True)
+        logits = torch.cat((rule + self.job(mixed)[..., 0], idle), 1)
         return logits.masked_fill(~legal, NO)
 
 
@@ -122,7 +133,7 @@ def follow(env: Env, rows: Ints, orders: Ints) -> None:
 
 
 def save(network: DispatchNetwork, path: Path) -> None:
-    save_file(network.state_dict(), path, {"format": "paceline-jssp-1"})
+    save_file(network.state_dict(), path, {"format": "paceline-jssp-2"})
 
 
 def load(path: Path) -> DispatchNetwork:

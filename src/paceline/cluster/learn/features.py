@@ -10,9 +10,9 @@ from torch import Tensor
 from paceline.cluster.workflow.predict import mean
 from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task, Workflow
 
-FEATURES = 8
+FEATURES, RANK_PLACE, LEFT_PLACE = 8, 2, 3
 """Numbers a call: its mean and least seconds, its rank, what its workflow has left and how long it is there, how long
-the call waited, is it running, the share of busy slots."""
+the call waited, is it running, the share of busy slots. Then the places of rank and of what is left."""
 
 
 @dataclass(frozen=True, slots=True)

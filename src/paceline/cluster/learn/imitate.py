@@ -1,16 +1,20 @@
-"""Training of the dispatching rule against a solver's completions, without reward or critic (arXiv 2306.05747, 4)."""
+"""Training of the dispatching rule without reward or critic: first a solver's schedules are imitated, then the rule's
+own draws are held against a solver's completions (arXiv 2306.05747, 4)."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.cluster.learn.dispatcher import DispatchNetwork, best_of, logits
+from paceline.cluster.learn.dispatcher import NO, DispatchNetwork, best_of, logits
+from paceline.cluster.learn.state import go_on, keep, weights
 from paceline.cluster.workflow.jssp.env import Env
 from paceline.cluster.workflow.jssp.problem import Problem, Schedule, random_problem
+from paceline.cluster.workflow.jssp.rules import dispatch, mtwr
 from paceline.cluster.workflow.jssp.solver import complete
 
 Seen = tuple[Tensor, Tensor, Tensor, Tensor]
@@ -21,17 +25,19 @@ class ImitationPlan:
     """How long and how hard to train."""
 
     minutes: float = 15.0
+    lessons: float = 0.4
+    """Share of the time in which the solver's schedules are imitated, before the rule's own draws are improved."""
     problems: int = 4
     """An update, of one shape."""
     solver_seconds: float = 1.0
-    """Time limit of CP-SAT for each completion, in seconds."""
-    jobs: tuple[int, int] = (8, 20)
-    machines: tuple[int, int] = (5, 10)
+    """Time limit of CP-SAT for each completion, in seconds; for each lesson three times as long."""
+    jobs: tuple[int, int] = (15, 30)
+    machines: tuple[int, int] = (15, 15)
     """Shapes are drawn between these."""
-    rate: float = 4e-3
+    rate: float = 2e-3
     clip: float = 0.3
     epochs: int = 6
-    most_kl: float = 0.1
+    most_kl: float = 0.05
     """An update ends when the policy has moved so far."""
     seed: int = 0
 
@@ -58,30 +64,88 @@ class LabelledSteps:
 
 
 def train(
-    plan: ImitationPlan, report: Callable[[ImitationProgress], None] = lambda progress: None
+    plan: ImitationPlan,
+    report: Callable[[ImitationProgress], None] = lambda progress: None,
+    state: Path | None = None,
 ) -> tuple[DispatchNetwork, int]:
     """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
-    on held-out random problems (best of 8 draws), among every tenth update's."""
+    on held-out random problems (best of 8 draws), among every tenth update's. With `state` the run is kept in that
+    file, and goes on from it where it is there."""
     torch.manual_seed(plan.seed)
     network, rng = DispatchNetwork(), np.random.default_rng([plan.seed, 1])
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate, eps=1e-5)
     held = [random_problem(np.random.default_rng([plan.seed, 2, n]), *shape) for n, shape in enumerate(HELD_OUT_SIZES)]
-    best = (_held(network, held), _weights(network))
-    begun, update, solving = monotonic(), 0, 0.0
-    while (used := monotonic() - begun) < 60.0 * plan.minutes:
+    before, update, solving, lessons = 0.0, 0, 0.0, list[Lesson]()
+    if state is not None and state.exists():
+        found = go_on(state, network, optimiser, rng)
+        before, update, solving, best = found["used"], found["update"], found["solving"], found["best"]
+    else:
+        best = (_held(network, held), weights(network))
+    begun, whole = monotonic(), 60.0 * plan.minutes
+    while (used := before + monotonic() - begun) < whole:
         for group in optimiser.param_groups:
-            group["lr"] = plan.rate * max(0.05, 1.0 - used / (60.0 * plan.minutes))
+            group["lr"] = plan.rate * max(0.05, 1.0 - used / whole)
         shape = int(rng.integers(*plan.jobs, endpoint=True)), int(rng.integers(*plan.machines, endpoint=True))
-        problems = [random_problem(rng, *shape) for _ in range(plan.problems)]
-        steps, ratio, spent = collect(network, problems, plan, rng)
-        solving += spent
-        learn(network, optimiser, steps, plan, rng)
-        update += 1
-        report(ImitationProgress(update, ratio, monotonic() - begun, solving))
-        if update % 10 == 0 and (now := _held(network, held)) < best[0]:
-            best = (now, _weights(network))
+        if used < plan.lessons * whole:
+            made, ratio, spent = lesson(random_problem(rng, *shape), plan)
+            lessons = [*lessons[1 - LESSONS_KEPT :], made]
+            imitate(network, optimiser, lessons, rng)
+        else:
+            steps, ratio, spent = collect(
+                network, [random_problem(rng, *shape) for _ in range(plan.problems)], plan, rng
+            )
+            learn(network, optimiser, steps, plan, rng)
+        solving, update = solving + spent, update + 1
+        report(ImitationProgress(update, ratio, before + monotonic() - begun, solving))
+        if update % 10 == 0:
+            if (now := _held(network, held)) < best[0]:
+                best = (now, weights(network))
+            if state is not None:
+                rest = {"used": before + monotonic() - begun, "update": update, "solving": solving, "best": best}
+                keep(state, network, optimiser, rng, rest)
     network.load_state_dict(best[1])
     return network, update
+
+
+LESSONS_KEPT = 40
+"""Lessons that are repeated."""
+Lesson = tuple[Tensor, Tensor, Tensor, Tensor, Tensor]
+"""Observations, legal actions, and which actions the solver's schedule takes then [states, jobs + 1]."""
+
+
+def lesson(problem: Problem, plan: ImitationPlan) -> tuple[Lesson, float, float]:
+    """The states along a solver's schedule; then the makespan of most work remaining over the solver's, and the
+    solver's seconds."""
+    [warm], begun = dispatch([problem], mtwr), monotonic()
+    better, _ = complete(problem, warm, 3.0 * plan.solver_seconds)
+    spent = monotonic() - begun
+    env, one, rows = Env([problem]), np.zeros(1, int), list[tuple[Tensor, ...]]()
+    while not env.done[0]:
+        legal = env.legal()
+        due = np.zeros_like(legal)
+        for job in np.flatnonzero(legal[0][:-1]):
+            due[0, job] = better.starts[job][int(env.next[0, job])] == env.now[0]
+        due[0, -1] = not due.any()
+        if legal.sum() > due.sum():
+            rows.append(tuple(torch.from_numpy(each) for each in (*env.observe(one), legal, due)))
+        env.act(one, due[0].argmax(keepdims=True))
+    a, b, c, d, e = (torch.cat(side) for side in zip(*rows))
+    return (a, b, c, d, e), warm.makespan(problem) / better.makespan(problem), spent
+
+
+def imitate(
+    network: DispatchNetwork, optimiser: torch.optim.Optimizer, lessons: Sequence[Lesson], rng: np.random.Generator
+) -> None:
+    """Some steps up the chance of what the solver does, on states drawn from the newest lesson and five others."""
+    for number in [len(lessons) - 1, *rng.integers(0, len(lessons), 5).tolist()]:
+        *seen, due = lessons[number]
+        for part in torch.split(torch.from_numpy(rng.permutation(len(due))), 128):
+            scores = network(*(side[part] for side in seen))
+            wanted = scores.masked_fill(~due[part], NO).logsumexp(1)
+            loss = (scores.logsumexp(1) - wanted).mean()
+            optimiser.zero_grad()
+            torch.autograd.backward(loss)
+            optimiser.step()
 
 
 HELD_OUT_SIZES = ((15, 10), (20, 10), (15, 15), (30, 10), (20, 15), (30, 15))
@@ -89,10 +153,6 @@ HELD_OUT_SIZES = ((15, 10), (20, 10), (15, 15), (30, 10), (20, 15), (30, 15))
 
 def _held(network: DispatchNetwork, problems: Sequence[Problem]) -> float:
     return float(np.mean([got / problem.size for got, problem in zip(best_of(network, problems, 8), problems)]))
-
-
-def _weights(network: DispatchNetwork) -> dict[str, Tensor]:
-    return {name: weight.clone() for name, weight in network.state_dict().items()}
 
 
 def collect(

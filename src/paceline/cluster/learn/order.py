@@ -10,19 +10,22 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from paceline.cluster.learn.features import FEATURES, CallGraph, graph
+from paceline.cluster.learn.features import FEATURES, LEFT_PLACE, RANK_PLACE, CallGraph, graph
 from paceline.cluster.learn.files import loaded
 from paceline.cluster.workflow.heft import Ranks
 from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
 
 EMBEDDING_WIDTH = 6
 """Numbers of an embedding."""
+LEAST_LEFT, OWN_RANK = 8.0, 1.0
+"""At first: weights of what the workflow has left, and of the call's rank."""
 
 
 class OrderNetwork(nn.Module):
     """Scores of ready calls. An embedding x gathers messages from children to parents, height by height, as
     `x + g(sum f(x_child))` with f and g shared; y sums up a workflow and z all of them; a score comes of (features, x,
-    y, z). Permuting calls permutes the scores."""
+    y, z) and of a linear function of the features, which at first is the rule "least left": the workflow with the least
+    seconds left, and within it the rank. Training begins there. Permuting calls permutes the scores."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -32,6 +35,12 @@ class OrderNetwork(nn.Module):
         self.summary = nn.Sequential(nn.Linear(FEATURES + EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
         self.all = nn.Sequential(nn.Linear(EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
         self.score = nn.Sequential(nn.Linear(FEATURES + 3 * EMBEDDING_WIDTH, 12), nn.LeakyReLU(), nn.Linear(12, 1))
+        self.rule = nn.Linear(FEATURES, 1)
+        with torch.no_grad():
+            for each in (self.rule.weight, self.rule.bias, self.score[-1].weight, self.score[-1].bias):
+                each.zero_()
+            self.rule.weight[0, LEFT_PLACE] = -LEAST_LEFT
+            self.rule.weight[0, RANK_PLACE] = OWN_RANK
 
     def forward(self, g: CallGraph) -> Tensor:
         """float32 [R]."""
@@ -44,7 +53,7 @@ class OrderNetwork(nn.Module):
         z = torch.zeros(int(g.decision[-1]) + 1, EMBEDDING_WIDTH).index_add(0, g.decision, self.all(y)) / 5.0
         at = g.ready
         parts = (g.features[at], x[at], y[g.workflow[at]], z[g.decision[g.workflow[at]]])
-        out: Tensor = self.score(torch.cat(parts, 1))[:, 0]
+        out: Tensor = (self.score(torch.cat(parts, 1)) + self.rule(g.features[at]))[:, 0]
         return out
 
     def _up(self, message: Tensor, parents: Tensor, rows: int) -> Tensor:
@@ -87,7 +96,7 @@ def entropy(scores: Tensor) -> Tensor:
 
 
 def save(network: OrderNetwork, path: Path) -> None:
-    save_file(network.state_dict(), path, {"format": "paceline-workflow-order-1"})
+    save_file(network.state_dict(), path, {"format": "paceline-workflow-order-2"})
 
 
 def load(path: Path) -> OrderNetwork:

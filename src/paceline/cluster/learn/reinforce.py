@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from time import monotonic
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from paceline.cluster.learn.features import CallGraph, graph, join
 from paceline.cluster.learn.order import LearnedOrder, OrderNetwork, entropy
 from paceline.cluster.learn.scenes import Scene, scene
+from paceline.cluster.learn.state import go_on, keep, weights
 from paceline.cluster.workflow.heft import Ranks
 from paceline.cluster.workflow.tasks import CallPredictor, Instance, Task
 
@@ -46,12 +48,12 @@ class ReinforcementPlan:
     """How long and how hard to train."""
 
     minutes: float = 5.0
-    episodes: int = 5
+    episodes: int = 8
     """Runs of one arrival sequence that share a baseline."""
-    rate: float = 1e-2
+    rate: float = 3e-3
     entropy: float = 0.01
     """Weight of the entropy at first; it falls to nothing."""
-    noise: float = 0.3
+    noise: float = 0.5
     """Half of the scenes have up to this share of noise in times."""
     seed: int = 0
 
@@ -63,30 +65,47 @@ class ReinforcementProgress:
     update: int
     ratio: float
     seconds: float
+    held: float
+    """The best so far on the scenes for validation, over HEFT's."""
 
 
 def train(
-    plan: ReinforcementPlan, report: Callable[[ReinforcementProgress], None] = lambda progress: None
+    plan: ReinforcementPlan,
+    report: Callable[[ReinforcementProgress], None] = lambda progress: None,
+    state: Path | None = None,
 ) -> tuple[OrderNetwork, int]:
     """A network after `plan.minutes` of training, and its number of updates. The weights kept are those that did best
-    on scenes of its own for validation, among every tenth update's."""
+    on scenes of its own for validation, among every fiftieth update's. With `state` the run is kept in that file, and
+    goes on from it where it is there."""
     torch.manual_seed(plan.seed)
     network = OrderNetwork()
     optimiser = torch.optim.Adam(network.parameters(), lr=plan.rate)
-    rng, generator = np.random.default_rng([plan.seed, 1]), torch.Generator().manual_seed(plan.seed)
-    held = [scene(np.random.default_rng([plan.seed, 2, n]), noise=plan.noise * (n % 2)) for n in range(8)]
+    rng = np.random.default_rng([plan.seed, 1])
+    held = [scene(np.random.default_rng([plan.seed, 2, n]), noise=plan.noise * (n % 2)) for n in range(16)]
     heft = [each.play(Ranks()).mean() for each in held]
-    begun, update = monotonic(), 0
-    best = (validate(network, held, heft), {name: weight.clone() for name, weight in network.state_dict().items()})
-    while (used := monotonic() - begun) < 60.0 * plan.minutes:
-        every, noise = float(rng.uniform(30.0, 60.0)), plan.noise * float(rng.uniform() > 0.5)
-        progress = used / (60.0 * plan.minutes)
-        given, bonus = scene(rng, 14, every, noise), plan.entropy * (1.0 - progress)
-        ratio = step(network, optimiser, given, plan, generator, bonus=bonus)
+    before, update = 0.0, 0
+    if state is not None and state.exists():
+        found = go_on(state, network, optimiser, rng)
+        before, update, best = found["used"], found["update"], found["best"]
+    else:
+        best = (validate(network, held, heft), weights(network))
+    begun, whole = monotonic(), 60.0 * plan.minutes
+    while (used := before + monotonic() - begun) < whole:
+        for group in optimiser.param_groups:
+            group["lr"] = plan.rate * max(0.05, 1.0 - used / whole)
+        every, noise = float(rng.uniform(30.0, 60.0)), plan.noise * float(rng.uniform()) * float(rng.uniform() > 0.5)
+        given = scene(rng, 14, every, noise, spread=float(rng.uniform(0.3, 1.4)))
+        generator = torch.Generator().manual_seed(int(rng.integers(1 << 31)))
+        ratio = step(network, optimiser, given, plan, generator, bonus=plan.entropy * (1.0 - used / whole))
         update += 1
-        report(ReinforcementProgress(update, ratio, monotonic() - begun))
-        if update % 10 == 0 and (now := validate(network, held, heft)) < best[0]:
-            best = (now, {name: weight.clone() for name, weight in network.state_dict().items()})
+        if update % 10 == 0:
+            now = validate(network, held, heft) if update % 50 == 0 else best[0]
+            if now < best[0]:
+                best = (now, weights(network))
+            if state is not None:
+                rest = {"used": before + monotonic() - begun, "update": update, "best": best}
+                keep(state, network, optimiser, rng, rest)
+        report(ReinforcementProgress(update, ratio, before + monotonic() - begun, best[0]))
     network.load_state_dict(best[1])
     return network, update
 

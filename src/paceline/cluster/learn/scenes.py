@@ -31,11 +31,13 @@ class Scene:
         return Simulation(dispatcher, dict(models), self.jobs).run()
 
 
-def scene(rng: np.random.Generator, jobs: int = 20, every: float = 42.0, noise: float = 0.0) -> Scene:
+def scene(
+    rng: np.random.Generator, jobs: int = 20, every: float = 42.0, noise: float = 0.0, *, spread: float = 1.0
+) -> Scene:
     """`jobs` graphs of 6 to 14 calls from four templates, a Poisson stream with a mean of `every` seconds between two;
-    three processors as unlike as in Topcuoglu's example."""
+    three processors, with `spread` 1 as unlike as in Topcuoglu's example, with 0 alike."""
     graphs = [random_graph(rng, f"g{n}t", int(rng.integers(6, 15)), 4, 8.0) for n in range(4)]
-    table = random_table(rng, tuple(step for graph in graphs for step in graph.steps), SCENE_KINDS)
+    table = random_table(rng, tuple(step for graph in graphs for step in graph.steps), SCENE_KINDS, spread)
     at, made = 0.0, []
     for _ in range(jobs):
         at += float(rng.exponential(every))

@@ -1,4 +1,4 @@
-"""What planners are compared with: round robin, the shortest backlog, and first come, first served."""
+"""What planners are compared with: round robin, the shortest queue or backlog, and first come, first served."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,6 +18,22 @@ class RoundRobin:
         for task in ready:
             out.append((task, own(task, instances) or instances[self.turn % len(instances)]))
             self.turn += 1
+        return out
+
+
+@dataclass(slots=True)
+class ShortestQueue:
+    """The instance with the fewest calls, queued and running, for its slots; it needs no predictor."""
+
+    replans: bool = False
+
+    def assign(self, ready: Sequence[Task], instances: Sequence[Instance], now: float) -> list[tuple[Task, Instance]]:
+        load = {each.name: (len(each.queue) + len(each.running)) / each.slots for each in instances}
+        out = []
+        for task in ready:
+            best = own(task, instances) or min(instances, key=lambda each: load[each.name])
+            load[best.name] += 1.0 / best.slots
+            out.append((task, best))
         return out
 
 

@@ -101,6 +101,12 @@ def random_graph(rng: np.random.Generator, prefix: str, size: int, width: int, t
     return StepGraph(tuple(f"{prefix}{n}" for n in range(size)), tuple(after), volume)
 
 
-def random_table(rng: np.random.Generator, steps: tuple[str, ...], kinds: tuple[str, ...]) -> SecondsTable:
-    """Seconds from 5 to 21, each step on each kind by itself, as in Topcuoglu's example."""
-    return SecondsTable({kind: {step: float(rng.uniform(5.0, 21.0)) for step in steps} for kind in kinds})
+def random_table(
+    rng: np.random.Generator, steps: tuple[str, ...], kinds: tuple[str, ...], spread: float = 1.0
+) -> SecondsTable:
+    """Seconds from 13 - 8 `spread` to 13 + 8 `spread`, each step on each kind by itself: 5 to 21 as in Topcuoglu's
+    example, all equal at 0. InputError for a spread from 1.6 on, where times would end."""
+    if not 0.0 <= spread < 1.6:
+        raise InputError(f"spread is {spread}, but it must be from 0 to under 1.6.")
+    low, high = 13.0 - 8.0 * spread, 13.0 + 8.0 * spread
+    return SecondsTable({kind: {step: float(rng.uniform(low, high)) for step in steps} for kind in kinds})

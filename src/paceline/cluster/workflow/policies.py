@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, field
 from math import inf
 from typing import Any
 
-from paceline.cluster.workflow.baselines import ArrivalOrder, Balanced, Planned, RoundRobin
+from paceline.cluster.workflow.baselines import ArrivalOrder, Balanced, Planned, RoundRobin, ShortestQueue
 from paceline.cluster.workflow.dispatch import Dispatcher
 from paceline.cluster.workflow.heft import EFT, Order, Ranks
 from paceline.cluster.workflow.hexgen import HexGen, Urgency
@@ -18,6 +18,7 @@ DISPATCHER_NAMES = (
     "hexgen+fcfs",
     "rr+fcfs",
     "rr+urgency",
+    "shortest+fcfs",
     "balanced+fcfs",
     "balanced+urgency",
     "heft",
@@ -43,7 +44,8 @@ def policy(
     dispatch, _, queue = name.partition("+")
     planner: WorkflowPlanner = HexGen(predictor, alpha)
     if dispatch != "hexgen":
-        planner = RoundRobin() if dispatch == "rr" else Balanced(predictor)
+        others: dict[str, WorkflowPlanner] = {"rr": RoundRobin(), "shortest": ShortestQueue()}
+        planner = others.get(dispatch) or Balanced(predictor)
     return planner, ArrivalOrder() if queue == "fcfs" else Urgency(predictor, patience)
 
 

@@ -89,13 +89,15 @@ class SimulatedRun:
 
 @dataclass(slots=True)
 class Simulation:
-    """Runs jobs to their ends. `tick` is called at each event, before decisions, as a background task would be."""
+    """Runs jobs to their ends. `tick` is called at each event, before decisions, as a background task would be. With
+    `cancels` a workflow whose deadline has passed ends there: nothing of it starts any more."""
 
     dispatcher: Dispatcher
     models: dict[str, InstanceModel]
     jobs: Sequence[SimulatedJob]
     faults: Sequence[Fault] = ()
     tick: Callable[[float], None] | None = None
+    cancels: bool = False
     outcome: SimulatedRun = field(default_factory=SimulatedRun)
     _calls: dict[str, SimulatedCall] = field(default_factory=dict)
     _stage: dict[str, int] = field(default_factory=dict)
@@ -118,6 +120,8 @@ class Simulation:
                 self._arrive(*arrivals.pop(), now)
             if self.tick is not None:
                 self.tick(now)
+            if self.cancels:
+                self._cancel(now)
             for task, instance, _ in self.dispatcher.decide(now):
                 self.models[instance.name].start(task, self._calls[task.id], now)
         self.outcome.end = now
@@ -132,6 +136,15 @@ class Simulation:
         self._job[workflow.id], self._stage[workflow.id] = job, -1
         self.dispatcher.submit(workflow, now)
         self._advance(workflow, now)
+
+    def _cancel(self, now: float) -> None:
+        """End workflows that are late and of which nothing runs."""
+        for workflow in [each for each in self.dispatcher.workflows.values() if each.deadline < now]:
+            if all(task.started is None or task.finished is not None for task in workflow.tasks):
+                for task in workflow.tasks:
+                    self._calls.pop(task.id, None)
+                self._stage[workflow.id] = len(self._job[workflow.id].stages) - 1
+                self._advance(workflow, now)
 
     def _advance(self, workflow: Workflow, now: float) -> None:
         job = self._job[workflow.id]

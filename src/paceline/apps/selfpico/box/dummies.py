@@ -9,7 +9,7 @@ PICO_TYPES = ("None", "Boolean", "Integer", "Float", "String", "List", "Tuple", 
 
 
 class Dummy:
-    """An object of which nothing is known: callable, iterable, of length 1, with every item."""
+    """An object of which nothing is known: callable, iterable, of length 1, with every item and operator."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -18,10 +18,17 @@ class Dummy:
         return Dummy()
 
     def __iter__(self) -> Any:
-        return iter([1])
+        return iter([Dummy()])
+
+    def __next__(self) -> Any:
+        raise StopIteration
 
     def __len__(self) -> int:
         return 1
+
+    def keys(self) -> list[str]:
+        """What `**` reads of it."""
+        return ["a"]
 
     def __contains__(self, item: Any) -> bool:
         return True
@@ -32,11 +39,73 @@ class Dummy:
     def __setitem__(self, key: Any, value: Any) -> None:
         pass
 
+    def __delitem__(self, key: Any) -> None:
+        pass
+
     def __enter__(self) -> "Dummy":
         return self
 
     def __exit__(self, *exc: Any) -> None:
         pass
+
+    async def __aenter__(self) -> "Dummy":
+        return self
+
+    async def __aexit__(self, *exc: Any) -> None:
+        pass
+
+    def __await__(self) -> Any:
+        return Dummy()
+        yield
+
+    async def __aiter__(self) -> Any:
+        yield Dummy()
+
+
+MANY_COMPARISONS = 3
+"""How often a comparison of an unknown object holds: a loop that waits for it ends."""
+
+
+def operators() -> None:
+    """Arithmetic gives another unknown object, with unknown objects and with numbers; a comparison holds
+    MANY_COMPARISONS times, then not. With a text or a list it is an error, as it is for nearly every object."""
+    number = (int, float, complex, Dummy)
+
+    def arithmetic(self: Dummy, other: Any) -> Any:
+        return Dummy() if isinstance(other, number) else NotImplemented
+
+    def compare(self: Dummy, other: Any) -> Any:
+        if not isinstance(other, number):
+            return NotImplemented
+        self.__dict__["compared"] = self.__dict__.get("compared", 0) + 1
+        return self.__dict__["compared"] <= MANY_COMPARISONS
+
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+        "matmul",
+    ):
+        for side in ("", "r"):
+            setattr(Dummy, f"__{side}{name}__", arithmetic)
+    for name in ("lt", "le", "gt", "ge"):
+        setattr(Dummy, f"__{name}__", compare)
+    for name in ("neg", "pos", "abs", "invert"):
+        setattr(Dummy, f"__{name}__", lambda self: Dummy())
+    for name, made in (("int", 1), ("index", 1), ("float", 1.0)):
+        setattr(Dummy, f"__{name}__", lambda self, made=made: made)
+
+
+operators()
 
 
 class Resource(Dummy):

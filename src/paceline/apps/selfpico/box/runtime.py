@@ -23,6 +23,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from dummies import Dummy, value  # type: ignore[import-not-found]
+from modules import content, usual  # type: ignore[import-not-found]
 
 PICO_FILE = "fragment.py"
 PACKAGE = "here"
@@ -52,10 +53,14 @@ class Runtime:
     def __init__(self, job: dict[str, Any]) -> None:
         self.sites, self.imports, self.shift = job["sites"], job["imports"], job["shift"]
         self.known: dict[str, dict[str, Any]] = job["known"]
+        self.read: dict[str, list[str]] = job["read"]
+        """Attributes that the fragment reads of each name."""
         self.events = PicoEvents()
         self.memo: dict[str, Any] = {}
         self.env: dict[str, Any] = {"__name__": "values", "Dummy": Dummy}
         self.lines: set[int] = set()
+        self.imported: set[str] = set()
+        self.made: set[str] = set()
         self.talk = os.fdopen(3, "r+b", buffering=0) if job["ask"] else None
 
     # Hooks
@@ -64,7 +69,19 @@ class Runtime:
         try:
             return read()
         except NameError as error:
-            return self.supply(self.sites[site], error, ("NameError", "UnboundLocalError"))
+            where = self.sites[site]
+            if type(error) is NameError and self.talk is not None and where["name"] not in self.known:
+                try:
+                    found = usual(where["name"], self.read.get(where["name"], ()))
+                except LookupError:
+                    pass
+                else:
+                    if not {"NameError", *PICO_BROAD} & set(where["guards"]):
+                        if where["name"] not in self.imported:
+                            self.imported.add(where["name"])
+                            self.events.write("import", name=where["name"], line=where["line"], shown=shown(found))
+                        return found
+            return self.supply(where, error, ("NameError", "UnboundLocalError"))
 
     def attribute(self, site: int, thing: Any, /) -> Any:
         where = self.sites[site]
@@ -85,6 +102,8 @@ class Runtime:
         except PASSED_ON:
             raise
         except Exception as error:
+            if self.absent(error, where):
+                return self.call(site, callee, *args, **kwargs)
             if raised_here(error) or PICO_BROAD & set(where["guards"]):
                 raise
             if type(error).__name__ in where["guards"]:
@@ -94,6 +113,25 @@ class Runtime:
                 "call", line=line, name=where["name"], error=type(error).__name__, message=str(error)[:300]
             )
             return self.supply(where, error, ())
+
+    def absent(self, error: Exception, where: dict[str, Any]) -> bool:
+        """Whether a file or folder that a call did not find has been made, so that it may be tried again."""
+        path = getattr(error, "filename", None)
+        if not isinstance(error, FileNotFoundError) or not isinstance(path, str) or not path or self.talk is None:
+            return False
+        if path in self.made or {"FileNotFoundError", "OSError", "IOError", *PICO_BROAD} & set(where["guards"]):
+            return False
+        self.made.add(path)
+        folder = "." not in os.path.basename(path) and where["name"].rpartition(".")[2] != "open"
+        try:
+            os.makedirs(path if folder else os.path.dirname(path) or ".", exist_ok=True)
+            if not folder and not os.path.exists(path):
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(content(path))
+        except OSError:
+            return False
+        self.events.write("file", name=path[:300], line=where["line"], folder=folder)
+        return True
 
     # Values
 

@@ -13,6 +13,7 @@ from paceline.cluster.workflow.jssp.problem import Ints, Problem, Schedule
 from paceline.core.errors import InputError
 
 NEVER_TIME = np.int64(1 << 40)
+JOB_FEATURES = 6
 WINDOW_OPERATIONS = 5
 """Operations of a job that a policy sees: the last started one and the next four."""
 Bools = NDArray[np.bool_]
@@ -96,11 +97,12 @@ class Env:
         return np.asarray(self.ended.max(1))
 
     def observe(self, rows: Ints) -> tuple[Floats, Ints, Ints]:
-        """For copies, with W = WINDOW_OPERATIONS: features float32 [R, jobs, W, 4], place numbers int64 [R, jobs, W]
-        (-1 before the first operation, -2 behind the last), and each job's next machine int64 [R, jobs].
+        """For copies, with W = WINDOW_OPERATIONS: features float32 [R, jobs, W, JOB_FEATURES], place numbers int64
+        [R, jobs, W] (-1 before the first operation, -2 behind the last), and each job's next machine int64 [R, jobs].
 
         Features: started?, seconds from now to its earliest start, duration (both over the problem's mean duration),
-        legal? Numbers are relative to the job that is furthest behind.
+        legal?, the job's work from it on over the most of any job, its machine's open work over the most of any
+        machine. Numbers are relative to the job that is furthest behind.
         """
         first, now = self.next[rows] - 1, self.now[rows]
         at = first[:, :, None] + np.arange(WINDOW_OPERATIONS)
@@ -108,7 +110,7 @@ class Env:
         machine = np.take_along_axis(self.machine[rows], inside, 2)
         took = np.take_along_axis(self.took[rows], inside, 2)
         real = (at >= 0) & (at < self.length[rows][:, :, None])
-        out = np.zeros((*at.shape, 4), np.float32)
+        out = np.zeros((*at.shape, JOB_FEATURES), np.float32)
         bound = np.minimum(self.bound[rows], NEVER_TIME)
         start = bound.copy()
         scale = self.scale[rows][:, None]
@@ -122,6 +124,23 @@ class Env:
         out[:, :, 0, 1] = np.where(real[:, :, 0], began - now[:, None], 0) / scale
         out[..., 2] = np.where(real, took, 0) / scale[:, :, None]
         out[:, :, 1, 3] = bound == now[:, None]
+        left, load = self._open(rows)
+        out[..., 4] = np.where(real, np.take_along_axis(left, inside, 2), 0)
+        out[..., 5] = np.where(real, np.take_along_axis(load[:, None], machine, 2), 0)
         behind = np.where(self.next[rows] < self.length[rows], self.next[rows], NEVER_TIME).min(1)
         number = np.where(real, np.maximum(at - behind[:, None, None] + 1, 0), np.where(at < 0, -1, -2))
         return out, number, machine[:, :, 1]
+
+    def _open(self, rows: Ints) -> tuple[Floats, Floats]:
+        """Work of a job from each operation on [R, jobs, places], over the most that any job has left; and what each
+        machine has before it [R, machines + 1], over the most."""
+        took = self.took[rows]
+        left = took[:, :, ::-1].cumsum(2)[:, :, ::-1]
+        most = np.take_along_axis(left, self.next[rows][:, :, None], 2).max((1, 2))
+        waits = np.where(np.arange(took.shape[2]) < self.next[rows][:, :, None], 0, took)
+        load = np.zeros((len(rows), self.free.shape[1]))
+        np.add.at(load, (np.arange(len(rows))[:, None, None], self.machine[rows]), waits)
+        return (
+            np.asarray(left / np.maximum(1, most)[:, None, None], np.float32),
+            np.asarray(load / np.maximum(1.0, load.max(1, keepdims=True)), np.float32),
+        )

@@ -1,0 +1,168 @@
+"""Tables in users' files: any usual encoding, separator and way to write numbers, with or without a header.
+
+table = read_table(Path("verkauf.csv"))
+table.header, table.rows        # texts
+table.notes                     # what was taken to be what, in words
+numbers(table.column("Preis"))  # 1.234,50 and 3 % are numbers
+"""
+
+import csv
+import gzip
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SEPARATORS = ",;\t|"
+MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "#n/a", "?"})
+AROUND = re.compile(r"^[\s€$£¥%]+|[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
+"""Signs around a number, and blanks or apostrophes between its thousands."""
+DECIMAL_COMMA = re.compile(r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+$")
+POINT, GROUPED = re.compile(r"^[+-]?\d+\.\d+$"), re.compile(r"^[+-]?\d{1,3}\.\d{3}$")
+THOUSANDS = re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$")
+
+
+RARE = 0.15
+"""Share of bytes beyond ASCII below which a text is of western Europe: a detector needs more of them to tell."""
+
+
+class TableError(ValueError):
+    """A file that is no table; the text is a sentence that says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class TextTable:
+    """Cells as texts, all rows as long as the header."""
+
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    first: int = 2
+    """The line of the first row, for messages."""
+
+    def at(self, name: str) -> int:
+        """The place of a column. Raises TableError."""
+        if name not in self.header:
+            raise TableError(f"There is no column {name}; the columns are {', '.join(self.header)}.")
+        return self.header.index(name)
+
+    def column(self, name: str) -> list[str]:
+        at = self.at(name)
+        return [row[at] for row in self.rows]
+
+
+def read_table(path: Path) -> TextTable:
+    """A CSV file (.gz too), separated by comma, semicolon, tab or bar. Raises TableError, OSError."""
+    text, notes = decoded(path)
+    lines = text.splitlines()
+    mark = separator(lines[:50])
+    if mark != ",":
+        notes.append(f"{path.name}: columns are separated by {NAMES[mark]}.")
+    rows = [
+        tuple(cell.strip() for cell in row) for row in csv.reader(lines, delimiter=mark) if any(map(str.strip, row))
+    ]
+    if not rows:
+        raise TableError(f"{path} holds no rows; give a CSV file with one row for each time.")
+    body, header = rows, tuple(f"column{n + 1}" for n in range(len(rows[0])))
+    if titled(rows):
+        header, body = rows[0], rows[1:]
+        if body and body[0][0].lower() == "ticker":  # yfinance writes two more lines of headings
+            header, body = (
+                ("Date", *header[1:]),
+                [row for row in body[1:] if row[0].lower() not in ("date", "datetime")],
+            )
+    else:
+        notes.append(f"{path.name} has no header; its columns are called {', '.join(header[:3])}.")
+    wide = len(header)
+    filled = tuple((row + ("",) * wide)[:wide] for row in body)
+    return TextTable(header, filled, tuple(notes), 1 + len(rows) - len(body))
+
+
+NAMES = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+
+
+def decoded(path: Path) -> tuple[str, list[str]]:
+    raw = path.read_bytes()
+    raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    for encoding in ("utf-16",) if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig",):
+        try:
+            return raw.decode(encoding), []
+        except UnicodeDecodeError:
+            pass
+    if sum(byte >= 0x80 for byte in raw) < RARE * len(raw) and b"\0" not in raw:
+        try:
+            return raw.decode("cp1252"), [f"{path.name} is not UTF-8; it was read as Windows-1252."]
+        except UnicodeDecodeError:
+            pass
+    from charset_normalizer import from_bytes
+
+    best = from_bytes(raw).best()
+    if best is None or b"\0" in raw:
+        raise TableError(f"{path} is not text; export it as CSV in UTF-8.")
+    return str(best), [f"{path.name} is not UTF-8; it was read as {best.encoding}."]
+
+
+def separator(lines: Sequence[str]) -> str:
+    """The mark that parts all lines in the most equal columns."""
+
+    def fit(mark: str) -> tuple[int, int]:
+        counts = [len(row) for row in csv.reader(lines, delimiter=mark) if row]
+        usual = max(set(counts), key=counts.count) if counts else 1
+        return (0, 0) if usual == 1 else (sum(count == usual for count in counts), -SEPARATORS.index(mark))
+
+    best = max((m for m in SEPARATORS), key=fit)
+    decimal = [m for m in ";\t|" if fit(m)[0] == fit(best)[0] and fit(m)[0]]
+    return decimal[0] if best == "," and decimal else best if fit(best)[0] else ","
+
+
+def titled(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether the first row is a header: it has a text where the others have numbers or times, or no number at all."""
+    rest = rows[1:20]
+    if not rest:
+        return True
+    for at, cell in enumerate(rows[0]):
+        below = [row[at] for row in rest if at < len(row) and row[at].lower() not in MISSING]
+        if below and all(value_like(each) for each in below):
+            return not value_like(cell)
+    return True
+
+
+def value_like(text: str) -> bool:
+    """A number or something that begins or ends with digits, as a date does."""
+    return number(text) is not None or bool(re.match(r"^\d{1,4}[-/. ]\S*\d", text))
+
+
+def number(text: str, comma: bool | None = None) -> float | None:
+    """A number as people write it; None for what is none. `comma`: a comma is the decimal sign; None: where the text
+    alone says so."""
+    plain = AROUND.sub("", text)
+    if comma or (comma is None and DECIMAL_COMMA.match(plain) and not THOUSANDS.match(plain)):
+        plain = plain.replace(".", "").replace(",", ".")
+    elif THOUSANDS.match(plain):
+        plain = plain.replace(",", "")
+    try:
+        value = float(plain)
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None
+
+
+def decimal_comma(texts: Sequence[str]) -> bool:
+    """Whether a column writes decimals with a comma: a cell shows it, and none has a point where decimals stand.
+    Raises TableError where cells contradict each other."""
+    plain = [AROUND.sub("", text) for text in texts]
+    shown = [each for each in plain if DECIMAL_COMMA.match(each) and not THOUSANDS.match(each)]
+    if not shown:
+        return False
+    points = [
+        each for each in plain if re.match(r"^[+-]?\d+\.\d+$", each) and not re.match(r"^[+-]?\d{1,3}\.\d{3}$", each)
+    ]
+    if points:
+        raise TableError(f"{shown[0]!r} has a decimal comma and {points[0]!r} a decimal point; write all rows alike.")
+    return True
+
+
+def numbers(texts: Sequence[str]) -> list[float | None]:
+    """A column's values; not a number where one is missing, None where a cell is no number."""
+    comma = decimal_comma(texts)
+    return [float("nan") if each.strip().lower() in MISSING else number(each, comma) for each in texts]

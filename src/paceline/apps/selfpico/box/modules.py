@@ -1,0 +1,129 @@
+"""Names that usually are modules, or members of modules: what a fragment lacks because its imports were cut off.
+
+A name becomes a module only where the fragment reads attributes of it and the module has all of them, so that a
+variable called `string` or `queue` stays a variable.
+"""
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Collection
+from typing import Any
+
+ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "sns": "seaborn", "tf": "tensorflow",
+           "nn": "torch.nn", "F": "torch.nn.functional", "sp": "scipy", "sm": "statsmodels.api", "dt": "datetime",
+           "ET": "xml.etree.ElementTree", "etree": "xml.etree.ElementTree", "mp": "multiprocessing", "op": "operator",
+           "tk": "tkinter", "urllib2": "urllib.request", "Queue": "queue", "cPickle": "pickle",
+           "ConfigParser": "configparser", "StringIO": "io", "sa": "sqlalchemy", "nx": "networkx", "mpl": "matplotlib",
+           "parse": "urllib.parse"}  # fmt: skip
+MEMBERS = {
+    "collections": "defaultdict Counter OrderedDict namedtuple deque ChainMap",
+    "collections.abc": "Iterable Iterator Mapping MutableMapping Sequence Generator Hashable Sized",
+    "pathlib": "Path PurePath PosixPath",
+    "datetime": "datetime timedelta date timezone",
+    "functools": "partial reduce lru_cache wraps cached_property total_ordering singledispatch cmp_to_key",
+    "itertools": "chain product permutations combinations groupby islice zip_longest starmap "
+    "takewhile dropwhile accumulate combinations_with_replacement tee",
+    "operator": "itemgetter attrgetter methodcaller",
+    "time": "sleep perf_counter monotonic strftime strptime",
+    "random": "randint choice shuffle uniform randrange",
+    "math": "sqrt pi floor ceil sin cos tan radians factorial hypot isnan isclose",
+    "copy": "deepcopy",
+    "urllib.parse": "urlencode urlparse quote unquote urljoin parse_qs urlsplit quote_plus",
+    "urllib.request": "urlopen Request urlretrieve",
+    "threading": "Thread Lock RLock Event Timer Semaphore",
+    "multiprocessing": "Pool Process cpu_count",
+    "concurrent.futures": "ThreadPoolExecutor ProcessPoolExecutor as_completed",
+    "enum": "Enum IntEnum Flag auto",
+    "dataclasses": "dataclass asdict astuple",
+    "typing": "Any List Dict Optional Union Tuple Callable TypeVar Generic NamedTuple cast overload Protocol Literal "
+    "TYPE_CHECKING ClassVar Type Set",
+    "io": "StringIO BytesIO TextIOWrapper",
+    "contextlib": "contextmanager suppress closing ExitStack redirect_stdout nullcontext",
+    "abc": "ABC ABCMeta abstractmethod",
+    "decimal": "Decimal",
+    "fractions": "Fraction",
+    "subprocess": "Popen PIPE check_output check_call STDOUT DEVNULL",
+    "pprint": "pprint pformat",
+    "glob": "iglob",
+    "shutil": "copyfile rmtree copytree which",
+    "tempfile": "NamedTemporaryFile TemporaryDirectory mkdtemp mkstemp",
+    "argparse": "ArgumentParser Namespace",
+    "types": "SimpleNamespace ModuleType FunctionType MethodType",
+    "timeit": "timeit default_timer",
+    "string": "ascii_lowercase ascii_uppercase ascii_letters digits punctuation Template",
+    "textwrap": "dedent indent",
+    "traceback": "format_exc print_exc",
+    "hashlib": "md5 sha1 sha256",
+    "inspect": "signature isclass isfunction getmembers getsource",
+    "os.path": "basename dirname abspath",
+    "unittest": "TestCase",
+    "uuid": "uuid4 UUID",
+    "numbers": "Number",
+    "weakref": "WeakKeyDictionary WeakValueDictionary",
+    "bisect": "bisect_left bisect_right insort",
+    "heapq": "heappush heappop heapify nlargest nsmallest",
+    "html": "unescape",
+    "socket": "AF_INET SOCK_STREAM gethostbyname",
+    "logging": "getLogger",
+}  # fmt: skip
+MEMBER_OF = {member: module for module, members in MEMBERS.items() for member in members.split()}
+
+
+CALLED = "()"
+"""Stands among the attributes that are read of a name for its being called."""
+MEMBER_VALUES = frozenset({"pi", "ascii_lowercase", "ascii_uppercase", "ascii_letters", "punctuation"})
+
+
+def usual(name: str, attributes: Collection[str]) -> Any:
+    """What a name usually is where nobody defined it. Raises LookupError where it is nothing usual. `attributes` are
+    those that the fragment reads of it."""
+    module, called = ALIASES.get(name), CALLED in attributes
+    if name in MEMBER_OF and (name[0].isupper() or CALLED in attributes or name in MEMBER_VALUES):
+        attributes = [each for each in attributes if each != CALLED]
+        found = getattr(importlib.import_module(MEMBER_OF[name]), name)
+        if all(hasattr(found, each) for each in attributes):
+            return found
+        module = module or name
+    attributes = [each for each in attributes if each != CALLED]
+    if called and module is None:
+        raise LookupError(name)
+    if module is None and (name in sys.stdlib_module_names or (attributes and installed(name))):
+        module = name
+    if module is None or not attributes or not installed(module):
+        raise LookupError(name)
+    try:
+        made = importlib.import_module(module)
+    except Exception as error:
+        raise LookupError(name) from error
+    if not all(hasattr(made, each) or installed(f"{module}.{each}") for each in attributes):
+        raise LookupError(name)
+    for each in attributes:
+        if not hasattr(made, each):
+            importlib.import_module(f"{module}.{each}")
+    return made
+
+
+def installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+MADE_FILES = {
+    "csv": "id,name,value,date\n1,Ada,2.5,2024-01-01\n2,Bob,3.5,2024-01-02\n3,Cy,4.0,2024-01-03\n",
+    "json": '{"id": 1, "name": "Ada", "value": 2.5, "items": [{"id": 1, "name": "a"}]}\n',
+    "jsonl": '{"id": 1, "name": "Ada"}\n{"id": 2, "name": "Bob"}\n',
+    "xml": '<root><item id="1"><name>Ada</name></item><item id="2"><name>Bob</name></item></root>\n',
+    "html": "<html><head><title>Title</title></head><body><p class='a'>Text <a href='/b'>link</a></p></body></html>\n",
+    "ini": "[main]\nname = Ada\nvalue = 1\n", "cfg": "[main]\nname = Ada\nvalue = 1\n",
+    "yaml": "name: Ada\nvalue: 1\n", "yml": "name: Ada\nvalue: 1\n", "toml": 'name = "Ada"\nvalue = 1\n',
+    "py": "value = 1\n", "tsv": "id\tname\tvalue\n1\tAda\t2.5\n2\tBob\t3.5\n",
+}  # fmt: skip
+ANY_FILE = "1 2 3\n4 5 6\n7 8 9\n"
+
+
+def content(path: str) -> str:
+    """Text for a file that a fragment reads, by the ending of its name."""
+    return MADE_FILES.get(path.rpartition(".")[2].lower(), ANY_FILE)

@@ -1,0 +1,113 @@
+"""Files of tables as a database, descriptions, charts, and questions that continue others."""
+
+import json
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.apps.text2sql.chart import chart
+from paceline.apps.text2sql.command import app
+from paceline.apps.text2sql.database import QueryError, SqlResult, open_database
+from paceline.apps.text2sql.schema import described, read_schema
+from paceline.apps.text2sql.tables import imported
+from tests.apps.scripted import scripted
+
+duckdb = pytest.importorskip("duckdb", reason="needs paceline[apps]")
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "Orders 2024.csv").write_text(
+        "id;city;total\n1;K\u00f6ln;3.5\n2;Ulm;4.5\n3;K\u00f6ln;1\n", encoding="cp1252"
+    )
+    (folder / "people.jsonl").write_text('{"id": 1, "name": "Ada"}\n{"id": 2, "name": "Bob"}\n')
+    duckdb.sql("SELECT range AS id, range * 2 AS twice FROM range(3)").write_parquet(str(folder / "n.parquet"))
+    return sorted(folder.iterdir())
+
+
+def test_files_become_tables_of_one_database(files: list[Path], tmp_path: Path) -> None:
+    database = open_database(imported(files, tmp_path))
+    assert set(read_schema(database).tables) == {"orders_2024", "people", "n"}
+    found = database.run("SELECT city, sum(total) FROM orders_2024 GROUP BY city ORDER BY city")
+    assert found.rows == (("K\u00f6ln", 4.5), ("Ulm", 4.5))
+    assert database.run("SELECT max(twice) FROM n").rows == ((4,),)
+    with pytest.raises(QueryError, match="reaches beyond"):
+        database.run(f"SELECT * FROM read_csv('{files[0]}')")
+
+
+def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
+    bad = tmp_path / "x.parquet"
+    bad.write_text("no")
+    with pytest.raises(QueryError, match=r"x\.parquet cannot be read as a table"):
+        imported([bad], tmp_path)
+    (tmp_path / "b").mkdir()
+    twins = [tmp_path / "a.csv", tmp_path / "b" / "a.csv"]
+    for each in twins:
+        each.write_text("n\n1\n")
+    with pytest.raises(QueryError, match="would both be the table a"):
+        imported(twins, tmp_path)
+
+
+def test_a_second_question_continues_the_first(files: list[Path], tmp_path: Path) -> None:
+    asked: list[str] = []
+
+    def script(body: dict[str, Any]) -> str:
+        asked.append(body["messages"][-1]["content"])
+        where = " WHERE city = 'Ulm'" if "only Ulm" in asked[-1] else ""
+        return f"```sql\nSELECT city, total FROM orders_2024{where}\n```"
+
+    (tmp_path / "about.csv").write_text("column,meaning\norders_2024.total,euros with tax\n")
+    tables = [part for path in files for part in ("--db", str(path))]
+    with scripted(script) as (url, _):
+        done = CliRunner().invoke(
+            app,
+            [
+                *("Totals by city?", "--then", "only Ulm", *tables, "--single", "--json", "--url", url),
+                *("--out", str(tmp_path / "out"), "--describe", str(tmp_path / "about.csv")),
+            ],
+        )
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["rows"] == [["Ulm", 4.5]]
+    assert "corrects or continues: 'Totals by city?'" in asked[1] and "FROM orders_2024" in asked[1]
+    assert "euros with tax" in asked[0]
+    assert (tmp_path / "out" / "result.csv").read_text() == "city,total\nUlm,4.5\n"
+
+
+def test_descriptions_of_columns_that_are_not_there_are_refused(sqlite_file: Path) -> None:
+    schema = read_schema(open_database(sqlite_file))
+    found = described(schema, {"singer.age": "in years", "country": "of birth"})
+    assert "in years" in found.show({}) and "of birth" in found.show({})
+    with pytest.raises(QueryError, match=r"no column singer\.height"):
+        described(schema, {"singer.height": "in metres"})
+
+
+def test_comments_of_a_duckdb_file_are_descriptions(duck_file: Path) -> None:
+    with duckdb.connect(str(duck_file)) as connection:
+        connection.execute("COMMENT ON COLUMN singer.age IS 'in years'")
+    assert "-- in years" in read_schema(open_database(duck_file)).show({})
+
+
+@pytest.mark.parametrize(
+    ("columns", "rows", "kind"),
+    [
+        (("name", "n"), [("a", 1), ("b", Decimal("2.5"))], "bars"),
+        (("year", "sold"), [(2022, 5), (2020, 3), (2021, 4)], "line"),
+        (("day", "x"), [("2024-01-02", 1.0), ("2024-01-01", 2.0), ("2024-01-03", 0.5)], "line"),
+        (("n",), [(1,), (2,)], None),
+        (("name", "n"), [("a", 1)], None),
+        (("name", "n"), [("a", 1), ("a", 2)], None),
+        (("name", "other"), [("a", "x"), ("b", "y")], None),
+        (("name", "n"), [(f"a{n}", n) for n in range(100)], None),
+        (("name", "n"), [("a", None), ("b", 2)], None),
+    ],
+)
+def test_a_chart_where_it_makes_sense(columns: tuple[str, ...], rows: list[tuple[Any, ...]], kind: str | None) -> None:
+    found = chart(SqlResult(columns, tuple(rows), False, 0.0))
+    assert (None if found is None else "line" if found.line else "bars") == kind
+    if kind == "line":
+        assert found is not None and list(found.labels) == sorted(found.labels)
