@@ -27,6 +27,17 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class SpeculatedAbove(AnswerShape):
+    """What speculation above tokens did: steps, paragraphs, branches or retrievals proposed and accepted, the tokens
+    that stand for it, and the seconds that it saved by estimate; below 0: lost."""
+
+    policy: str
+    proposed: int
+    accepted: int
+    kept_tokens: int
+    saved_seconds: float
+
+
 class Speculated(AnswerShape):
     """What speculation did: nodes offered and kept, also per depth, and tau, generated tokens per target pass."""
 
@@ -37,6 +48,8 @@ class Speculated(AnswerShape):
     tau: float
     offered: list[int]
     kept: list[int]
+    above: SpeculatedAbove | None = None
+    """Of requests with reasoning or retrieval."""
 
 
 class CachedTokens(AnswerShape):
