@@ -92,12 +92,13 @@ def gsm8k(data: Path) -> list[Question]:
             {"role": "user", "content": each["question"]}, {"role": "assistant", "content": solution(each)},
         )
     ]  # fmt: skip
-    return [
-        Question(f"gsm8k-{i}", [*shots, {"role": "user", "content": each["question"]}],
-                 lambda text, n=each["answer"].rsplit("####", 1)[1]: same_number(text, float(n.replace(",", "")), "####"),
-                 "\n")
-        for i, each in enumerate(lines(find(data, "gsm8k_test.jsonl")))
-    ]  # fmt: skip
+
+    def question(number: int, each: Mapping[str, str]) -> Question:
+        answer = float(each["answer"].rsplit("####", 1)[1].replace(",", ""))
+        messages = [*shots, {"role": "user", "content": each["question"]}]
+        return Question(f"gsm8k-{number}", messages, lambda text: same_number(text, answer, "####"), "\n")
+
+    return [question(i, each) for i, each in enumerate(lines(find(data, "gsm8k_test.jsonl")))]
 
 
 def boxed(text: str) -> str | None:
