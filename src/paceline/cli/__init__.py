@@ -283,14 +283,24 @@ def index(
         option("A sentence encoder in Hugging Face layout. Default: none, words alone.", "Model and engine"),
     ] = None,
     words: Annotated[int, option("Words of a passage.", "Input and output", show_default=True)] = 100,
-) -> None:
+    narrow: Annotated[
+        bool, option("Compute the vectors of passages in bfloat16, which is faster on most machines.",
+                     "Model and engine", "--narrow/--no-narrow", show_default=True)
+    ] = False,
+    model: Annotated[
+        str | None,
+        option("Make a datastore of this model in place of an index (KNN-LM); OUT is then a file NAME.npz.",
+               "Model and engine"),
+    ] = None,
+) -> None:  # fmt: skip
     """Build an index over a folder of texts, from which answers can retrieve passages while they are written.
 
-    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25.
+    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25. A
+    build that was stopped goes on when the same command is given again.
     """
     from paceline.cli.index import index
 
-    index(folder, out, encoder, words)
+    index(folder, out, encoder, words, narrow, model)
 
 
 @app.command(epilog="Example: paceline experts path/to/mixture notes.txt --processes 2 --out routes.table")

@@ -21,7 +21,9 @@ from paceline.serve.server import Server
 Maker = Callable[[ChatRequest, Server, Runner, Mapping[str, Any]], Awaitable[Policy]]
 """From a request, the server of its model with the runner on its thread, and the variables of its chat template. Raises
 ApiError or InputError."""
-POLICY_MAKERS: dict[str, Maker] = {"reasoning": reasoning.policy, "retrieval": retrieval.make}
+POLICY_MAKERS: dict[str, Maker] = {
+    "reasoning": reasoning.policy, "retrieval": retrieval.make, "neighbours": retrieval.neighbours,
+}  # fmt: skip
 """By the name of the request's field."""
 
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from paceline.serve.reasoning_wire import ReasoningWish
-from paceline.serve.retrieval_wire import RetrievalWish
+from paceline.serve.retrieval_wire import NeighbourWish, RetrievalWish
 from paceline.serve.wire import Ids, Label, Shallow, Wire
 
 NO_MEDIA = "only text is served"
@@ -315,13 +315,15 @@ class ChatRequest(Sampling):
     reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
     retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')
 
+    neighbours: NeighbourWish | None = Field(None, description='{"weight": 0.25, "k": 16, ...}, all optional')
+
     @property
     def extended(self) -> tuple[str, ...]:
         """The policies above tokens that it asks for, by the names of their fields."""
         return tuple(name for name in POLICY_FIELDS if getattr(self, name) is not None)
 
 
-POLICY_FIELDS = ("reasoning", "retrieval")
+POLICY_FIELDS = ("reasoning", "retrieval", "neighbours")
 """Fields of a chat request that name a policy above tokens (serve/above.py)."""
 
 
