@@ -1,15 +1,15 @@
 """Speculative retrieval beside a retrieval at a time: calls, batches, right guesses, seconds.
 
-    python bench/studies/retrieval.py --model M --index D [--kinds exact,hnsw,bm25] [--latency 0,0.05,0.5] \
-        [--ways one,P+S+A] [--questions F.jsonl] [--limit 8] [--repeat 3] [--max-tokens 64] [--json out.json]
+    python bench/studies/retrieval.py --model M --index D [--kinds exact,hnsw,bm25] [--ways one,P+S+A] \
+        [--questions F.jsonl] [--limit 8] [--repeat 3] [--max-tokens 64] [--minutes 4] [--json out.json]
 
 Each question is answered once in each way, in turns, the first one changing; all texts must be those of `one`.
 Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
-cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). `latency`:
-seconds that every call takes longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma,
-s) / (s a + b) with a and b of `one`, gamma and s as the way had them; A and S are beyond that formula. `ratio` is of
-sums; `low` is the least ratio of one question. Each question is answered once before, so that all ways find its prompts
-cached; `cold` is what that first answer found. Times need an idle machine.
+cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). a and b are
+seconds of a step and of a call. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b of `one`, gamma and
+s as the way had them; A and S are beyond that formula. `ratio` is of sums; `low` and `high` are the least and the
+greatest ratio of one question. Each question is answered once before, so that all ways find its prompts cached; `cold` is what
+that first answer found. No question is begun after `--minutes`. Times need an idle machine.
 """
 
 import argparse
@@ -18,12 +18,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import monotonic, perf_counter
 from typing import Any
 
 from paceline import LLM, SamplingParams
 from paceline.retrieve import PassageIndex, Retrieval, generate
-from paceline.retrieve.retriever import Hit, Retriever
+from paceline.retrieve.retriever import Retriever
 from paceline.retrieve.stride import gain
 
 WAYS = {
@@ -31,6 +31,7 @@ WAYS = {
     "s3": Retrieval(stride=3, prefetch=1, overlap=False),
     "s3+P": Retrieval(stride=3, overlap=False),
     "s3+A": Retrieval(stride=3, prefetch=1),
+    "S": Retrieval(prefetch=1, overlap=False),
     "P+S": Retrieval(overlap=False),
     "P+S+A": Retrieval(),
 }
@@ -48,19 +49,6 @@ QUESTIONS = (
     "How do I sort a list of dictionaries by one of their values?",
     "What does a decorator do, and how is one written?",
 )
-
-
-class Late:
-    """Retriever with `seconds` of delay per call."""
-
-    def __init__(self, inner: Retriever, seconds: float) -> None:
-        self.inner, self.seconds = inner, seconds
-        self.kind, self.ranks_exactly, self.unit, self.size = inner.kind, inner.ranks_exactly, inner.unit, inner.size
-        self.query, self.scores = inner.query, inner.scores
-
-    def search(self, queries: Sequence[Any], k: int) -> list[list[Hit]]:
-        sleep(self.seconds)
-        return self.inner.search(queries, k)
 
 
 @dataclass
@@ -98,7 +86,8 @@ def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
         "overlapped": mine.of("overlapped") / texts,
         "cached": mine.of("cached_tokens") / mine.of("stride_tokens"), "a": a, "b": b,
         "ratio": one.seconds / mine.seconds,
-        "low": min(a / b for a, b in zip(one.each, mine.each)), "predicted": gain(a, b, gamma, max(1, round(s))),
+        "low": min(a / b for a, b in zip(one.each, mine.each)),
+        "high": max(a / b for a, b in zip(one.each, mine.each)), "predicted": gain(a, b, gamma, max(1, round(s))),
     }  # fmt: skip
 
 
@@ -108,7 +97,10 @@ def measure(
     """Every question in every way. AssertionError where a text differs from that of a retrieval at a time."""
     names = args.ways.split(",")
     sums, cold = {way: Sum() for way in names}, Sum()
+    until = monotonic() + args.minutes * 60
     for number, question in enumerate(questions):
+        if number and monotonic() > until:
+            break
         texts, seconds = {}, {way: list[float]() for way in names}
         ask: Any = [{"role": "user", "content": question}] if llm.text.tokenizer.chat_template else question
         first = generate(llm, ask, index, params, replace(WAYS["one"], every=args.every), retriever=retriever)
@@ -124,7 +116,8 @@ def measure(
             assert all(text == texts["one"] for text in texts.values()), f"texts differ: {question}"
         for way in names:
             sums[way].each.append(median(seconds[way]))
-    print(f"cold: {cold.of('cached_tokens') / cold.of('stride_tokens'):.3f} of the tokens before strides were cached")
+    found = cold.of("cached_tokens") / cold.of("stride_tokens")
+    print(f"{len(sums['one'].each)} questions; cold: {found:.3f} of the tokens before strides were cached")
     return [row(way, sums[way], sums["one"]) for way in names]
 
 
@@ -139,12 +132,12 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model")
     parser.add_argument("--index", required=True)
     parser.add_argument("--kinds")
-    parser.add_argument("--latency", default="0")
     parser.add_argument("--ways", default=",".join(WAYS), help="`one` among them")
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=1, help="repetitions; figures are medians")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--every", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--json", type=Path)
@@ -154,12 +147,10 @@ def main(words: Sequence[str] | None = None) -> None:
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, drafter="ngram")
     with LLM(args.model, dtype=args.dtype, max_model_len=2048 if args.model else None, max_requests=4) as llm:
         for kind in args.kinds.split(",") if args.kinds else index.kinds:
-            for latency in map(float, args.latency.split(",")):
-                it = index.retriever(kind)
-                retriever = Late(it, latency) if latency else it
-                rows = measure(llm, index, retriever, asked[: args.limit], params, args)
-                show(f"{kind}, {it.size} passages, {latency:g} s more a call; the same texts: True", rows)
-                made.append({"kind": kind, "latency": latency, "rows": rows})
+            it = index.retriever(kind)
+            rows = measure(llm, index, it, asked[: args.limit], params, args)
+            show(f"{kind}, {it.size} passages; the same texts: True", rows)
+            made.append({"kind": kind, "passages": it.size, "rows": rows})
     if args.json:
         args.json.write_text(json.dumps(made, indent=1))
 

@@ -303,6 +303,42 @@ def index(
     index(folder, out, encoder, words, narrow, model)
 
 
+@app.command(
+    epilog="Example: paceline reason 'How many is 3 times 17 less 4?' --model Qwen/Qwen2.5-1.5B-Instruct "
+    "--small Qwen/Qwen2.5-0.5B-Instruct --set tau=7"
+)
+@command
+def reason(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What is to be answered.")],
+    *,
+    engine: EngineArgs,
+    sampling: SamplingArgs,
+    policy: Annotated[
+        str, option("steps, mentor, parallel, retrieval or neighbours.", "Policy", show_default=True)
+    ] = "steps",
+    set: Annotated[list[str] | None, option("A setting of the policy, as tau=7; may be repeated.", "Policy")] = None,
+    small: Annotated[str | None, option("The second, small model of steps and mentor.", "Policy")] = None,
+    index: Annotated[Path | None, option("Folder that paceline index made, for retrieval.", "Policy")] = None,
+    datastore: Annotated[
+        Path | None, option("File that paceline index --model made, for neighbours.", "Policy")
+    ] = None,
+    color: Annotated[
+        bool, option("Colour what others than the base model wrote.", "Input and output", "--color/--no-color")
+    ] = True,
+    json: Annotated[bool, option("One JSON object, with the policy's report.", "Input and output", "--json")] = False,
+) -> None:
+    """Answer a question with speculation above tokens: by steps, with a mentor, in branches, or with retrieval.
+
+    The text appears as it is accepted; Ctrl-C ends it where it stands. At the end standard error says how many
+    proposals were accepted and what that saved. docs/reasoning.md, docs/parallel.md and docs/retrieval.md have the
+    settings.
+    """
+    from paceline.cli.reason import Sources, reason, values
+
+    reason(question, policy, engine, sampling, Sources(small, index, datastore, values(set or [])),
+           color=color, as_json=json)  # fmt: skip
+
+
 @app.command(epilog="Example: paceline experts path/to/mixture notes.txt --processes 2 --out routes.table")
 @command
 def experts(
