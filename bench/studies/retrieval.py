@@ -8,8 +8,8 @@ Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a 
 cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). a and b are
 seconds of a step and of a call. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b of `one`, gamma and
 s as the way had them; A and S are beyond that formula. `ratio` is of sums; `low` and `high` are the least and the
-greatest ratio of one question. Each question is answered once before, so that all ways find its prompts cached; `cold` is what
-that first answer found. No question is begun after `--minutes`. Times need an idle machine.
+greatest ratio of one question. Each question is answered once before, so that all ways find its prompts cached; `cold`
+is what that first answer found. No question is begun after `--minutes`. Times need an idle machine.
 """
 
 import argparse
