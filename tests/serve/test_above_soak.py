@@ -48,7 +48,7 @@ POLICIES: list[dict[str, Any]] = [
     {"retrieval": {"every": 3, "stride": 3, "prefetch": 2, "query_tokens": 8}},
     {"retrieval": {"every": 2, "query_tokens": 8}},
     {"neighbours": {"weight": 0.4, "k": 4, "following": 3}},
-    {"verifier": "judge", "speculation": {"drafter": "model"}},
+    {"speculation": {"drafter": "model", "verifier": "judge"}},
     {},
 ]
 
@@ -82,17 +82,16 @@ def wish(rng: random.Random) -> dict[str, Any]:
     extra = rng.choice(POLICIES)
     params: dict[str, Any] = {"model": "two", "max_tokens": rng.randint(1, 90), "temperature": rng.choice([0, 0.8])}
     messages = [{"role": "user", "content": rng.choice(ASK)}]
-    return {**params, "messages": messages, "extra_body": {**extra, "ignore_eos": "retrieval" not in extra}}
+    return {**params, "messages": messages, "extra_body": {**extra, "ignore_eos": "reasoning" in extra}}
 
 
 async def visit(client: AsyncOpenAI, rng: random.Random) -> str:
     """One request: whole, streamed, or left; how it went."""
     body, stream = wish(rng), rng.random() < 0.6
     extra = body["extra_body"]
-    field = next((name for name in ("retrieval", "neighbours", "verifier") if name in extra), "")
-    policy = (
-        extra["reasoning"]["policy"] if "reasoning" in extra else {"": "plain", "verifier": "judge"}.get(field, field)
-    )
+    fields = {"retrieval": "retrieval", "neighbours": "neighbours", "speculation": "judge"}
+    plain = next((name for field, name in fields.items() if field in extra), "plain")
+    policy = extra["reasoning"]["policy"] if "reasoning" in extra else plain
     chunks = rng.choice([0, 1, 2, 5, 10**6])
     try:
         async with asyncio.timeout(rng.choice([0.02, 0.1, 0.5, 1.5, 60])):
