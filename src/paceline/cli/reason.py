@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from paceline.core.request import Request
     from paceline.engine.outputs import Chunk
     from paceline.reason.runner import Policy, Runner
-
-POLICIES = ("steps", "mentor", "parallel", "retrieval", "neighbours")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +37,9 @@ def reason(
     as_json: bool,
 ) -> None:  # fmt: skip
     """Answer it; the arguments are the command's."""
-    if policy not in POLICIES:
-        raise InputError(f"policy is {policy!r}, but it must be one of {', '.join(POLICIES)}.")
-    screen = Screen(color)
+    wish, screen = wished(policy, sources), Screen(color)
     show = None if as_json else lambda chunk: write(screen, chunk)
-    with begun(question, policy, engine, sampling, sources) as (runner, made, request):
+    with begun(question, wish, engine, sampling, sources) as (runner, made, request):
         seconds = follow(runner, request, show)
     if request.finish == "error":
         raise InputError(request.error or "The policy failed.")
@@ -87,19 +83,18 @@ def follow(runner: "Runner", request: "Request", show: "Callable[[Chunk], None] 
 
 @contextmanager
 def begun(
-    question: str, policy: str, engine: EngineArgs, sampling: SamplingArgs, sources: Sources
+    question: str, wish: Any, engine: EngineArgs, sampling: SamplingArgs, sources: Sources
 ) -> "Iterator[tuple[Runner, Policy, Request]]":
     """An answer that has begun, with the runner that writes it; all of it ends with the block."""
     messages: list[Any] = [{"role": "user", "content": question}]
     with ExitStack() as held:
         with starting():
             from paceline.engine.llm import LLM
-            from paceline.reason.ensemble import Ensemble
+            from paceline.reason import Ensemble, MentorWishes, StepWishes
             from paceline.reason.runner import BASE, Runner
 
-            if policy in ("steps", "mentor"):
-                if sources.small is None:
-                    raise InputError(f"Policy {policy} needs a second, small model; give it with --small.")
+            if isinstance(wish, StepWishes | MentorWishes):
+                assert sources.small is not None
                 pair = held.enter_context(Ensemble(**engine.arguments(), small=sources.small))
                 llm, runner = pair.llm, pair.runner
             else:
@@ -107,44 +102,57 @@ def begun(
                 runner = Runner({BASE: llm.engine})
                 held.callback(runner.close)
             pool = held.enter_context(ThreadPoolExecutor(1, thread_name_prefix="paceline-retrieval"))
-            made, ids = policy_of(policy, runner, llm, messages, sources, pool)
+            made, ids = policy_of(wish, runner, llm, messages, sources, pool)
         [request] = runner.submit(ids, sampling.params().resolve(llm.text.defaults), made)
         yield runner, made, request
 
 
+def wished(policy: str, sources: Sources) -> Any:
+    """Settings of a policy, before anything is loaded. InputError where it lacks something."""
+    from paceline.reason import MentorWishes, StepWishes
+    from paceline.reason.parallel import ParallelSettings
+    from paceline.retrieve import Knn, Retrieval
+
+    kinds = {"steps": StepWishes, "mentor": MentorWishes, "parallel": ParallelSettings, "retrieval": Retrieval,
+             "neighbours": Knn}  # fmt: skip
+    needs = {
+        "steps": (sources.small, "a second, small model", "--small"),
+        "mentor": (sources.small, "a second, small model", "--small"),
+        "retrieval": (sources.index, "an index", "--index"),
+        "neighbours": (sources.datastore, "a datastore", "--datastore"),
+    }
+    if policy not in kinds:
+        raise InputError(f"policy is {policy!r}, but it must be one of {', '.join(kinds)}.")
+    given, what, flag = needs.get(policy, ("", "", ""))
+    if given is None:
+        raise InputError(f"Policy {policy} needs {what}; give it with {flag}.")
+    return settled(kinds[policy], sources.settings)
+
+
 def policy_of(
-    name: str, runner: "Runner", llm: Any, messages: list[Any], sources: Sources, pool: ThreadPoolExecutor
+    wish: Any, runner: "Runner", llm: Any, messages: list[Any], sources: Sources, pool: ThreadPoolExecutor
 ) -> "tuple[Policy, list[int]]":
     """The policy of one answer, and its prompt."""
-    given = sources.settings
-    if name in ("steps", "mentor"):
-        from paceline.reason import MentorWishes, StepWishes
-        from paceline.reason.ensemble import make
-
-        kind = StepWishes if name == "steps" else MentorWishes
-        return make(runner, llm.text, settled(kind, given), messages), llm.text.chat(messages)
-    if name == "parallel":
-        from paceline.reason.parallel import Parallel, ParallelSettings, conversation, writes_tags
-
-        mode = "tags" if writes_tags(llm.text.tokenizer) else "prompt"
-        settings = settled(ParallelSettings, {"mode": mode, **given})
-        return Parallel(settings, conversation(llm.text, messages)), llm.text.chat(messages)
-    if name == "neighbours":
-        from paceline.retrieve import Datastore, Knn
-        from paceline.retrieve.knn import KnnWriting
-
-        if sources.datastore is None:
-            raise InputError("Policy neighbours needs a datastore; give it with --datastore.")
-        return KnnWriting(Datastore.load(sources.datastore), settled(Knn, given), pool), llm.ids(messages)
-    from paceline.retrieve import PassageIndex, Retrieval
+    from paceline.reason.ensemble import make
+    from paceline.reason.parallel import Parallel, ParallelSettings, conversation, writes_tags
+    from paceline.retrieve import Datastore, Knn, PassageIndex, Retrieval
+    from paceline.retrieve.knn import KnnWriting
     from paceline.retrieve.policy import Retrieving
     from paceline.retrieve.prompts import QuestionPrompts
 
-    if sources.index is None:
-        raise InputError("Policy retrieval needs an index; give it with --index.")
-    index, wish = PassageIndex.open(sources.index), settled(Retrieval, given)
-    prompts = QuestionPrompts(llm.text, messages, index.passages, wish)
-    return Retrieving(prompts, index.retriever(wish.retriever), wish, pool), prompts.bare
+    if isinstance(wish, ParallelSettings):
+        if "mode" not in sources.settings and writes_tags(llm.text.tokenizer):
+            wish = replace(wish, mode="tags")
+        return Parallel(wish, conversation(llm.text, messages)), llm.text.chat(messages)
+    if isinstance(wish, Knn):
+        assert sources.datastore is not None
+        return KnnWriting(Datastore.load(sources.datastore), wish, pool), llm.ids(messages)
+    if isinstance(wish, Retrieval):
+        assert sources.index is not None
+        index = PassageIndex.open(sources.index)
+        prompts = QuestionPrompts(llm.text, messages, index.passages, wish)
+        return Retrieving(prompts, index.retriever(wish.retriever), wish, pool), prompts.bare
+    return make(runner, llm.text, wish, messages), llm.text.chat(messages)
 
 
 def settled(kind: Any, given: dict[str, Any]) -> Any:
