@@ -73,7 +73,13 @@ def _open(path: Path, encoder: Path | None) -> Knowledge:
     index = PassageIndex.open(path, encoder)
     for kind in index.kinds:
         index.retriever(kind)
-    return Knowledge(index, ThreadPoolExecutor(THREADS, thread_name_prefix="paceline-retrieval"))
+    return Knowledge(index, searchers())
+
+
+@lru_cache(maxsize=1)
+def searchers() -> ThreadPoolExecutor:
+    """The threads that search, of all indexes and datastores."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="paceline-retrieval")
 
 
 async def make(body: ChatRequest, server: Server, runner: Runner, args: Mapping[str, Any]) -> Policy:
@@ -112,11 +118,6 @@ def _store(path: Path) -> Datastore:
     return Datastore.load(path)
 
 
-@lru_cache(maxsize=1)
-def _searchers() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(THREADS, thread_name_prefix="paceline-retrieval")
-
-
 async def neighbours(body: ChatRequest, server: Server, runner: Runner, args: Mapping[str, Any]) -> Policy:
     """The policy of a request. Raises ApiError where the server has no datastore, InputError for a bad wish."""
     store = datastore_of(server.settings)
@@ -124,4 +125,4 @@ async def neighbours(body: ChatRequest, server: Server, runner: Runner, args: Ma
         message = "neighbours needs a datastore, and this server has none; start it with --datastore."
         raise ApiError(400, message, param="neighbours")
     assert body.neighbours is not None
-    return KnnWriting(store, Knn(**body.neighbours.model_dump(exclude_none=True)), _searchers())
+    return KnnWriting(store, Knn(**body.neighbours.model_dump(exclude_none=True)), searchers())
