@@ -287,6 +287,10 @@ def index(
         bool, option("Compute the vectors of passages in bfloat16, which is faster on most machines.",
                      "Model and engine", "--narrow/--no-narrow", show_default=True)
     ] = False,
+    static: Annotated[
+        bool, option("Vectors are means of the encoder's input embeddings, without its layers: for millions of them.",
+                     "Model and engine", "--static/--no-static", show_default=True)
+    ] = False,
     model: Annotated[
         str | None,
         option("Make a datastore of this model in place of an index (KNN-LM); OUT is then a file NAME.npz.",
@@ -300,7 +304,7 @@ def index(
     """
     from paceline.cli.index import index
 
-    index(folder, out, encoder, words, narrow, model)
+    index(folder, out, encoder, words, narrow, static, model)
 
 
 @app.command(

@@ -5,7 +5,8 @@ from pathlib import Path
 import typer
 
 
-def index(folder: Path, out: Path, encoder: Path | None, words: int, narrow: bool, model: str | None) -> None:
+def index(folder: Path, out: Path, encoder: Path | None, words: int, narrow: bool, static: bool,
+          model: str | None) -> None:  # fmt: skip
     """Build it, with a progress bar on a terminal; says on standard output what was built."""
     if model is not None:
         datastore(folder, out, model, words)
@@ -19,7 +20,7 @@ def index(folder: Path, out: Path, encoder: Path | None, words: int, narrow: boo
     with Progress(console=screen, disable=not screen.is_terminal, transient=True) as bar:
         task = bar.add_task("vectors", total=None)
         made = build(folder, out, encoder, words, lambda done, of: bar.update(task, completed=done, total=of),
-                     narrow=narrow)  # fmt: skip
+                     narrow=narrow, static=static)  # fmt: skip
     typer.echo(f"{out}: {len(made.passages)} passages of {words} words; retrievers: {', '.join(made.kinds)}.")
 
 

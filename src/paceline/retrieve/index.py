@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import InputError
 from paceline.retrieve import dense, passages
-from paceline.retrieve.encoder import Encoder, SentenceEncoder
+from paceline.retrieve.encoder import Encoder, SentenceEncoder, StaticEncoder
 from paceline.retrieve.passages import Passage
 from paceline.retrieve.retriever import Retriever
 from paceline.retrieve.sparse import Sparse
@@ -56,7 +56,7 @@ class PassageIndex:
             raise InputError(f"{path} has {len(lines)} of {about['passages']} passages; build the index again.")
         made = cls(path, [Passage(**json.loads(line)) for line in lines], about)
         if isinstance(encoder, str | Path):
-            encoder = SentenceEncoder(Path(encoder))
+            encoder = made._load(Path(encoder))
         if encoder is not None:
             made._take(encoder)
         return made
@@ -83,12 +83,16 @@ class PassageIndex:
         if kind == "bm25":
             return Sparse.load(self.path / "bm25.npz")
         if self.encoder is None:
-            self._take(self.load(Path(self.about["encoder"]["path"])))
+            self._take(self._load(Path(self.about["encoder"]["path"])))
         assert self.encoder is not None
         vectors = np.load(self.path / "vectors.npy", allow_pickle=False)
         if kind == "exact":
             return dense.ExactVectors(vectors, self.encoder)
         return dense.VectorGraph(vectors, self.encoder, dense.read_graph(self.path / "hnsw.faiss"))
+
+    def _load(self, path: Path) -> Encoder:
+        static = (self.about["encoder"] or {}).get("static", False)
+        return StaticEncoder(path) if static else self.load(path)
 
     def _take(self, encoder: Encoder) -> None:
         mine = self.about["encoder"]
@@ -114,10 +118,11 @@ def _about(path: Path) -> dict[str, Any]:
 
 def build(
     folder: Path | str, out: Path | str, encoder: Encoder | Path | str | None = None, words: int = 100,
-    report: Callable[[int, int], None] = lambda done, of: None, *, narrow: bool = False,
+    report: Callable[[int, int], None] = lambda done, of: None, *, narrow: bool = False, static: bool = False,
 ) -> PassageIndex:  # fmt: skip
     """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: called with
-    how many passages of how many have vectors; `narrow`: these are computed in bfloat16. A build that was stopped goes
+    how many passages of how many have vectors; `narrow`: these are computed in bfloat16; `static`: they are
+    means of the encoder's input embeddings, without its layers. A build that was stopped goes
     on where the same texts and encoder are given again. InputError for a folder without text, or where nothing can be
     built."""
     out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
@@ -128,7 +133,9 @@ def build(
         raise InputError(f"{out} is there and holds no index; give another folder to write to.")
     made = passages.read(Path(folder), words)
     where = str(Path(encoder).resolve()) if isinstance(encoder, str | Path) else ""
-    coder = SentenceEncoder(Path(encoder), narrow) if isinstance(encoder, str | Path) else encoder
+    coder: Encoder | None = None if isinstance(encoder, str | Path) else encoder
+    if isinstance(encoder, str | Path):
+        coder = StaticEncoder(Path(encoder)) if static else SentenceEncoder(Path(encoder), narrow)
     out.mkdir(parents=True, exist_ok=True)
     for old in ("index.json", "vectors.npy", "hnsw.faiss", "bm25.npz"):
         (out / old).unlink(missing_ok=True)
@@ -145,7 +152,7 @@ def build(
             dense.write_graph(dense.connect(vectors), out / "hnsw.faiss")
     if sparse:
         Sparse.of([p.text for p in made]).save(out / "bm25.npz")
-    mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where}
+    mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where, "static": static}
     about = {"format": FORMAT, "passages": len(made), "words": words, "encoder": mine}
     (out / "index.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return PassageIndex.open(out, coder)
