@@ -63,7 +63,7 @@ def test_a_build_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
             self.read += len(texts)
             return super().encode(texts)
 
-    monkeypatch.setattr(index, "CHUNK", 2)
+    monkeypatch.setattr(index, "CHUNK_PASSAGES", 2)
     texts = folder(tmp_path / "texts")
     want = build(texts, tmp_path / "whole", Hashed(), words=20)
     of = len(want.passages)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sources:
-    """What a policy needs beside the model."""
+    """Second model, index, datastore and settings of a policy."""
 
     small: str | None
     index: Path | None

@@ -16,7 +16,7 @@ from itertools import product
 from paceline.core.errors import InputError, RefusalError
 from paceline.engine.text import Message, Text
 
-SCORES = ("mean", "argmax", "odds")
+JUDGE_SCORES = ("mean", "argmax", "odds")
 GRADING_QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) to 9 (right). Answer with one digit."
 """Short, since a judge computes it again for each step."""
 LEADS = ("Score: ", "Score:", "Score:\n", "")
@@ -24,12 +24,12 @@ LEADS = ("Score: ", "Score:", "Score:\n", "")
 MARK = "Yb7qMark"
 """A word that no template has."""
 DIGITS = "0123456789"
-VERDICTS = (
+ODDS_QUESTIONS = (
     ("Is the last step of your reasoning right? Answer with Yes or No.", ("No", "Yes")),
     ("Is the last step of your reasoning right? Answer with 1 if it is, with 0 if not.", ("0", "1")),
 )
 """Questions for the odds, and the words for no and yes: the first whose words are one token each."""
-HIGHEST = 9.0
+HIGHEST_SCORE = 9.0
 """The highest score."""
 
 
@@ -45,7 +45,7 @@ class DraftJudge:
     def of(cls, text: Text, messages: Sequence[Message] | None = None, how: str = "mean") -> "DraftJudge":
         """For a conversation by the model's chat template; without one, plain text. `how`: the score. RefusalError for
         a tokenizer that does not write a digit, or yes and no, as one token."""
-        asked = VERDICTS if how == "odds" else ((GRADING_QUESTION, tuple(DIGITS)),)
+        asked = ODDS_QUESTIONS if how == "odds" else ((GRADING_QUESTION, tuple(DIGITS)),)
         for (question, words), lead in product(asked, LEADS):
             opening = (after(text, messages, question) if messages else f"\n\n({question})\n") + lead
             suffix = ids(text, opening)
@@ -82,4 +82,4 @@ def score(logprobs: Mapping[int, float], digits: Sequence[int], how: str) -> flo
     if how == "argmax":
         return float(max(weights, key=lambda i: weights[i]))
     mean = sum(i * weight for i, weight in weights.items()) / total
-    return HIGHEST * mean if how == "odds" else mean
+    return HIGHEST_SCORE * mean if how == "odds" else mean

@@ -15,7 +15,7 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.operations import Submit
 from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
-from paceline.reason.judge import SCORES, DraftJudge, score
+from paceline.reason.judge import JUDGE_SCORES, DraftJudge, score
 from paceline.reason.level import Level
 from paceline.reason.pen import ForeignPen, HandOver, Pen, PenPart, counters, shown
 from paceline.reason.runner import BASE, SMALL, Script, Stage, need_small
@@ -47,8 +47,8 @@ class StepWishes:
     """What ends a step."""
 
     def __post_init__(self) -> None:
-        if self.score not in SCORES:
-            raise InputError(f"score is {self.score!r}, but it must be one of {', '.join(SCORES)}.")
+        if self.score not in JUDGE_SCORES:
+            raise InputError(f"score is {self.score!r}, but it must be one of {', '.join(JUDGE_SCORES)}.")
         check_separator(self.separator)
         for name, least in (("first", 0), ("step_tokens", 1), ("repeats", 2), ("budget", 0), ("deadline_s", 0)):
             value = getattr(self, name)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import CheckpointError, InputError
 
-WORD = re.compile(r"\w+|[^\w\s]")
+WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
 ENCODER_BATCH_TEXTS = 64
 
 
@@ -108,7 +108,7 @@ class StaticEncoder:
     def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
         made = np.empty((len(texts), self.width), np.float32)
         for i, text in enumerate(texts):
-            words = WORD.findall(text.lower())
+            words = WORD_OR_SIGN.findall(text.lower())
             total = sum((self._vector(word) for word in words), np.zeros(self.width, np.float32))
             made[i] = total / max(float(np.linalg.norm(total)), 1e-9)
         return made

@@ -27,8 +27,8 @@ from paceline.retrieve.retriever import Retriever
 from paceline.retrieve.sparse import Sparse
 
 FORMAT = 1
-PART, PART_NAME = "vectors.part", "vectors.part.name"
-CHUNK = 1024
+VECTORS_PART, VECTORS_OF = "vectors.part", "vectors.part.name"
+CHUNK_PASSAGES = 1024
 """Passages whose vectors are made and kept together."""
 INDEX_KINDS = ("exact", "hnsw", "bm25")
 Load = Callable[[Path], Encoder]
@@ -128,7 +128,7 @@ def build(
     out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
     if encoder is None and not sparse:
         raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")
-    begun = (out / PART).is_file() or (out / "index.json").is_file()
+    begun = (out / VECTORS_PART).is_file() or (out / "index.json").is_file()
     if out.exists() and not begun and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there and holds no index; give another folder to write to.")
     made = passages.read(Path(folder), words)
@@ -144,10 +144,10 @@ def build(
     (out / "passages.jsonl").write_text(text, encoding="utf-8")
     if coder is not None:
         name = f"{coder.name} {narrow} {hashlib.sha256(text.encode()).hexdigest()}"
-        vectors = _encode(coder, made, report, out / PART, name)
+        vectors = _encode(coder, made, report, out / VECTORS_PART, name)
         np.save(out / "vectors.npy", vectors)
-        (out / PART).unlink()
-        (out / PART_NAME).unlink()
+        (out / VECTORS_PART).unlink()
+        (out / VECTORS_OF).unlink()
         if graph:
             dense.write_graph(dense.connect(vectors), out / "hnsw.faiss")
     if sparse:
@@ -162,16 +162,16 @@ def _encode(
     encoder: Encoder, made: Sequence[Passage], report: Callable[[int, int], None], part: Path, name: str
 ) -> NDArray[np.int16]:
     """[N, d] Vectors of passages. `part`: a file with the rows that are done, which are kept if they have this name."""
-    about, row = part.with_name(PART_NAME), 2 * encoder.width
+    about, row = part.with_name(VECTORS_OF), 2 * encoder.width
     if not about.is_file() or about.read_text(encoding="utf-8") != name:
         part.write_bytes(b"")
         about.write_text(name, encoding="utf-8")
-    done = part.stat().st_size // row // CHUNK * CHUNK
+    done = part.stat().st_size // row // CHUNK_PASSAGES * CHUNK_PASSAGES
     with part.open("r+b") as file:
         file.truncate(done * row)
         file.seek(done * row)
-        for start in range(done, len(made), CHUNK):
-            file.write(dense.whole(encoder.encode([p.text for p in made[start : start + CHUNK]])).tobytes())
+        for start in range(done, len(made), CHUNK_PASSAGES):
+            file.write(dense.whole(encoder.encode([p.text for p in made[start : start + CHUNK_PASSAGES]])).tobytes())
             file.flush()
-            report(min(len(made), start + CHUNK), len(made))
+            report(min(len(made), start + CHUNK_PASSAGES), len(made))
     return np.fromfile(part, np.int16).reshape(len(made), encoder.width)

@@ -64,7 +64,7 @@ class PolicyGeneration(Generation):
         return cls(server.llm, subscription, 1, policy=policy, runner=runner)
 
     def usage(self, hidden: bool = False) -> dict[str, Any]:
-        """With what speculation above tokens brought, beside that of tokens."""
+        """Figures of `Generation`, and those of speculation above tokens."""
         assert self.policy is not None
         made = super().usage(hidden)
         return {**made, "speculation": {**made["speculation"], "above": self.policy.level.shown(self.policy.kind)}}

@@ -28,8 +28,8 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 
 
 class SpeculatedAbove(AnswerShape):
-    """What speculation above tokens did: steps, paragraphs, branches or retrievals proposed and accepted, the tokens
-    that stand for it, and the seconds that it saved by estimate; below 0: lost."""
+    """Figures of speculation above tokens: steps, paragraphs, branches or retrievals proposed and accepted, tokens that
+    were kept, and seconds saved by estimate; below 0: lost."""
 
     policy: str
     proposed: int
@@ -49,7 +49,7 @@ class Speculated(AnswerShape):
     offered: list[int]
     kept: list[int]
     above: SpeculatedAbove | None = None
-    """Of requests with reasoning or retrieval."""
+    """Present in answers to requests with reasoning, retrieval or neighbours."""
 
 
 class CachedTokens(AnswerShape):
