@@ -14,6 +14,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model.checkpoint import Tensors
 from paceline.model.families import FAMILIES
 from paceline.model.load import inspect, load_model
+from paceline.model.lora import read_lora_config
 from tests.tiny import tiny_checkpoint
 
 
@@ -95,7 +96,14 @@ def test_gguf(checkpoint: Path) -> None:
 
 
 def test_no_config(tmp_path: Path) -> None:
-    assert "has no config.json" in refusal(tmp_path)
+    assert "has no config.json; give a Hugging Face model directory" in refusal(tmp_path)
+
+
+def test_an_adapter_or_a_model_at_the_place_of_the_other(tmp_path: Path, checkpoint: Path) -> None:
+    (tmp_path / "adapter_config.json").write_text("{}", encoding="utf-8")
+    assert "--lora NAME=DIRECTORY" in refusal(tmp_path)
+    with pytest.raises(CheckpointError, match=r"it is a model: .* --zoo NAME=DIRECTORY"):
+        read_lora_config(checkpoint)
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "\xff"])

@@ -12,10 +12,12 @@ from openai import OpenAI
 
 from paceline import LLM
 from paceline.serve.connections import plain_head
-from paceline.serve.protocol import Tool
+from paceline.serve.protocol import ChatRequest, Tool
+from paceline.serve.response_wire import as_items, messages
 from paceline.serve.syntax import SYNTAXES
 from paceline.serve.triggered import triggered, without_tools
-from tests.serve.http import post, send
+from paceline.serve.wire import leniency
+from tests.serve.http import events, post, send
 
 CITY = {"type": "object", "properties": {"city": {"enum": ["Rome", "Paris"]}}, "required": ["city"],
         "additionalProperties": False}  # fmt: skip
@@ -82,15 +84,73 @@ def test_tools_of_other_kinds_are_left_out_and_told(url: str) -> None:
     body = {"input": "hi", "tools": [{"type": "web_search"}, {"type": "custom", "name": "x"}], "max_output_tokens": 4}
     status, answer = post(url + "/v1/responses", body)
     assert status == 200 and answer["metadata"]["tools_left_out"] == "web_search, custom"
+    include = ["web_search_call.action.sources"]
+    assert post(url + "/v1/responses", {**body, "include": include, "reasoning": {"summary": "none"}})[0] == 200
     status, answer = post(url + "/v1/responses", {**body, "tool_choice": {"type": "web_search"}})
     assert status == 400 and "web_search" in answer["error"]["message"]
+
+
+CUSTOM = {"type": "custom", "custom": {"name": "patch"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "tools"),
+    [
+        ("/v1/chat/completions", [CUSTOM, TOOL, {"type": "web_search"}]),
+        ("/v1/chat/completions", [CUSTOM]),
+        ("/v1/messages", [{"type": "bash_20250124", "name": "bash"}, {"name": "f", "input_schema": CITY}]),
+        ("/api/chat", [{"type": "web_search"}]),
+    ],
+)
+def test_every_door_leaves_tools_of_other_kinds_out(url: str, path: str, tools: list[dict[str, Any]]) -> None:
+    body = {"model": "demo", "messages": SAY, "max_tokens": 2, "tools": tools, "stream": False}
+    if path == "/api/chat":
+        body["options"] = {"num_predict": body.pop("max_tokens")}
+    status, answer = post(url + path, body)
+    kinds = [tool["type"] for tool in tools if tool.get("type", "function") != "function"]
+    assert status == 200 and answer["metadata"]["tools_left_out"] == ", ".join(kinds)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "custom", "custom": {"name": "patch"}}])
+def test_a_tool_of_another_kind_cannot_be_chosen(url: str, choice: Any) -> None:
+    body = {"messages": SAY, "max_tokens": 2, "tools": [CUSTOM], "tool_choice": choice}
+    status, answer = post(url + "/v1/chat/completions", body)
+    assert status == 400 and "only functions are served" in answer["error"]["message"]
+
+
+def test_past_calls_of_other_kinds_are_shown_as_calls_of_functions() -> None:
+    items: list[dict[str, Any]] = [
+        {"type": "message", "role": "user", "content": "go"},
+        {"type": "custom_tool_call", "call_id": "1", "name": "patch", "input": "*** Begin"},
+        {"type": "custom_tool_call_output", "call_id": "1", "output": "ok"},
+        {"type": "local_shell_call", "call_id": "2", "action": {"command": ["ls"]}},
+    ]
+    said = messages(as_items([*items, {"type": "web_search_call", "id": "3", "action": {"query": "q"}}]), None)
+    calls = [call["function"] for each in said for call in each.get("tool_calls", ())]
+    assert [call["name"] for call in calls] == ["patch", "local_shell"] and said[2]["content"] == "ok"
+    assert json.loads(calls[0]["arguments"]) == {"input": "*** Begin"}
+
+
+def test_websockets_are_refused_in_one_sentence(url: str) -> None:
+    connection = http.client.HTTPConnection(urlsplit(url).netloc, timeout=60)
+    head = {
+        "Connection": "Upgrade",
+        "Upgrade": "websocket",
+        "Sec-WebSocket-Version": "13",
+        "Sec-WebSocket-Key": "x" * 24,
+    }
+    connection.request("GET", "/v1/responses", headers=head)
+    answer = connection.getresponse()
+    assert answer.status == 405 and b"WebSockets are not served" in answer.read()
 
 
 @pytest.mark.parametrize(
     "more",
     [
         {"seed": -1}, {"repeat_penalty": 1.1}, {"cache_prompt": True}, {"reasoning_effort": "low"},
-        {"prediction": {"type": "content", "content": "x"}},
+        {"prediction": {"type": "content", "content": "x"}}, {"mirostat": 0, "typical_p": 1.0}, {"client_metadata": {}},
+        {"messages": [*SAY, {"role": "assistant", "content": "b", "id": "1", "metadata": {}, "created_at": 3}, *SAY]},
+        {"include_stop_str_in_output": True},
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "x"}}]}]},
         {"messages": [*SAY, {"role": "assistant", "content": "b", "reasoning": "c"}, *SAY]},
         {"tools": [{"type": "function", "function": {"name": "a" * 79}}], "tool_choice": "none"},
@@ -99,6 +159,21 @@ def test_tools_of_other_kinds_are_left_out_and_told(url: str) -> None:
 def test_what_changes_nothing_is_taken(url: str, more: dict[str, Any]) -> None:
     status, answer = post(url + "/v1/chat/completions", {"messages": SAY, "max_tokens": 2, **more})
     assert status == 200, answer
+
+
+def test_what_is_unknown_is_let_go_where_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = {"messages": SAY, "mirostat": 2, "unheard": 1}
+    with pytest.raises(ValueError, match="mirostat is not supported: this way of sampling"):
+        ChatRequest.model_validate(body)
+    monkeypatch.setattr(leniency, "on", True)
+    assert ChatRequest.model_validate(body).messages
+    with pytest.raises(ValueError, match="give the adapter's name as model"):
+        ChatRequest.model_validate({**body, "lora": "sql"})
+
+
+def test_a_stream_that_need_not_be_padded(url: str) -> None:
+    wish = {"messages": SAY, "max_tokens": 2, "stream_options": {"include_obfuscation": False}}
+    assert events(url + "/v1/chat/completions", wish)
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,11 @@ def test_keys_come_as_anthropic_sends_them(engine: AsyncLLM) -> None:
     ("more", "words"),
     [
         ({"messages": [{"role": "user", "content": [{"type": "image", "source": {}}]}]}, "only text is served"),
-        ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "runs elsewhere"),
+        (
+            {"tools": [{"type": "web_search_20250305", "name": "w"}], "tool_choice": {"type": "tool", "name": "w"}},
+            "only functions",
+        ),
+        ({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}}, "only functions"),
         ({"tools": [{"name": "f", "input_schema": {}, "colour": 1}]}, "unknown field 'colour'"),
         ({"context_management": {"edits": [{}]}}, "context_management"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config"),

@@ -8,7 +8,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
-from functools import wraps
+from functools import cache, wraps
 from typing import TYPE_CHECKING, Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
@@ -45,7 +45,7 @@ class EngineArgs(Options):
 
     def arguments(self) -> dict[str, Any]:
         """Options of the command by name, as `LLM` takes them."""
-        return {option.name: getattr(self, option.name) for option in options(type(self))}
+        return {name: getattr(self, name) for name in option_names(type(self))}
 
     def options(self) -> Options:
         """For a look or a measurement, which begins with nothing learned."""
@@ -101,6 +101,12 @@ def command(function: Callable[..., None]) -> Callable[..., None]:
     run.__doc__ = SOFT_BREAK.sub(" ", inspect.getdoc(function) or "")
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
     return run
+
+
+@cache
+def option_names(group: Any) -> tuple[str, ...]:
+    """Names of a group's options."""
+    return tuple(option.name for option in options(group))
 
 
 def options(group: Any) -> Iterator[inspect.Parameter]:

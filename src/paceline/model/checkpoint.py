@@ -83,7 +83,7 @@ def parsed(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}; give a Hugging Face model directory.") from None
+        raise CheckpointError(f"{path.parent} has no {path.name}; {instead(path.parent)}.") from None
     except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is not JSON ({error}); download it again.") from None
     except OSError as error:
@@ -91,6 +91,13 @@ def parsed(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
     return content
+
+
+def instead(path: Path) -> str:
+    """What to give where a directory is no model in Hugging Face layout."""
+    if (path / "adapter_config.json").exists():
+        return "it is an adapter: give it as --lora NAME=DIRECTORY, and the model that it changes as the model"
+    return "give a Hugging Face model directory"
 
 
 def read_config(path: Path, max_len: int | None = None) -> ModelSpec:

@@ -171,8 +171,10 @@ def read_lora_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(f"{file} is too large for a config.")
         config = json.loads(file.read_text())
     except FileNotFoundError:
+        model = "it is a model: a fine-tune of the served one is given as --zoo NAME=DIRECTORY"
+        other = "give a directory that PEFT has saved, or a GGUF adapter"
         raise CheckpointError(
-            f"{path} has no adapter_config.json; give a directory that PEFT has saved, or a GGUF adapter."
+            f"{path} has no adapter_config.json; {model if (path / 'config.json').exists() else other}."
         ) from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read ({error}).") from None

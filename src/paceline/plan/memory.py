@@ -39,7 +39,7 @@ MEMORIES = 1 << 20, 1 << 28
 HELD = 3
 """Copies of the hidden state of a row that waits between two layers: what is held, what a pass enters with, and what it
 leaves with."""
-HOST = 17 << 20
+HOST = 19 << 20
 """Python objects, heaps that are not full, and what is loaded on first use."""
 
 

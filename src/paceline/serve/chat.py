@@ -16,6 +16,7 @@ from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
 from paceline.serve.harmony import speaks
+from paceline.serve.other_clients import told_left_out
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
 from paceline.serve.protocol import ChatRequest, Tool
@@ -160,6 +161,7 @@ class ChatAnswer:
             "object": "chat.completion.chunk" if self.body.stream else "chat.completion",
             "created": int(time.time()),
             "model": self.server.model,
+            **told_left_out(self.body.left_out),
         }
 
     async def whole(self) -> dict[str, Any]:

@@ -194,6 +194,8 @@ async def answer(request: Request, error: Exception) -> Response:
         door.fault = ApiError(fault.status, fault.message, param=fault.param, code=fault.code)
     if isinstance(error, HTTPException) and error.status_code in (404, 405):
         fault.message = f"There is no {request.method} {request.url.path[:100]} here; see /openapi.json."
+        if request.headers.get("upgrade", "").lower() == "websocket":
+            fault.message = "WebSockets are not served here; send a POST, with stream: true for an answer in pieces."
     return error_response(fault, request.url.path)
 
 

@@ -15,6 +15,7 @@ from paceline.serve.chat import ChoiceReader, bare_tools, begin, variables
 from paceline.serve.errors import MESSAGES
 from paceline.serve.generation import Generation
 from paceline.serve.message_wire import CountRequest, MessagesRequest, as_chat
+from paceline.serve.other_clients import told_left_out
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template
 from paceline.serve.responses import STREAM_FORM
@@ -71,7 +72,7 @@ async def messages(body: MessagesRequest, request: Request, host: Here) -> Respo
     chat = await server.pools.texts.run(lambda: as_chat(body, template(server.text)), bulk)
     await heed(body, chat, server)
     generation, (reader,) = await begin(chat, server, bulk)
-    answer = MessageAnswer(body, server, generation, reader)
+    answer = MessageAnswer(body, server, generation, reader, chat.left_out)
     return await respond(request, answer, bool(body.stream), generation.close, done=b"")
 
 
@@ -92,6 +93,8 @@ class MessageAnswer:
     server: Server
     generation: Generation
     reader: ChoiceReader
+    left_out: str = ""
+    """Kinds of the tools that are not served."""
     id: str = field(default_factory=lambda: f"msg_{uuid4().hex}")
     blocks: list[dict[str, Any]] = field(default_factory=list)
     """In the order in which they begin; the last one may be open. The input of a tool is a text until the end."""
@@ -190,6 +193,7 @@ class MessageAnswer:
             "stop_reason": self.stop,
             "stop_sequence": self.sequence,
             "usage": usage,
+            **told_left_out(self.left_out),
         }
 
     def usage(self) -> dict[str, Any]:

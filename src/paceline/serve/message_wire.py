@@ -6,7 +6,8 @@ import orjson
 from pydantic import Field
 
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
+from paceline.serve.other_clients import NO_MEDIA
+from paceline.serve.protocol import ChatRequest, Sampling
 from paceline.serve.response_wire import validated
 from paceline.serve.wire import Label, Loose, Shallow, Wire
 
@@ -113,9 +114,13 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
             "tools": [tool(each, i) for i, each in enumerate(body.tools or ())] or None,
             "continue_final_message": prefill or None,
             "chat_template_kwargs": kwargs or None,
-            **choice(body.tool_choice),
+            **choice(body.tool_choice, {each.get("name"): kind(each) for each in body.tools or ()}),
         },
     )
+
+
+PLAIN_TOOL = {"defer_loading": False, "allowed_callers": ["direct"]}
+"""Fields of a tool with the values that say nothing new: it is shown from the beginning, and the model calls it."""
 
 
 def keeps_all(edit: Any) -> bool:
@@ -124,12 +129,13 @@ def keeps_all(edit: Any) -> bool:
 
 
 def tool(given: dict[str, Any], place: int) -> dict[str, Any]:
-    """A function as the chat API writes it."""
+    """A tool as the chat API writes it: a function, or one that runs elsewhere and is left out there."""
     where = f"tools[{place}]"
-    if given.get("type", "custom") not in ("custom", None):
-        message = f"{where} is of type {str(given['type'])[:40]!r}, which runs elsewhere; only your own are served."
-        raise ApiError(400, message, param=where)
+    if kind(given) != "function":
+        return {"type": kind(given)}
     known = {"type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming"}
+    for name, plain in PLAIN_TOOL.items():
+        known |= {name} if given.get(name) == plain else set()
     if extra := sorted(given.keys() - known):
         raise ApiError(400, f"{where} has the unknown field {extra[0][:60]!r}; remove it.", param=where)
     schema = given.get("input_schema")
@@ -137,13 +143,19 @@ def tool(given: dict[str, Any], place: int) -> dict[str, Any]:
     return {"type": "function", "function": {**function, "parameters": schema}}
 
 
-def choice(given: ToolWish | None) -> dict[str, Any]:
-    """`tool_choice` and `parallel_tool_calls` of the chat API."""
+def kind(tool: dict[str, Any]) -> str:
+    """Type of a tool in the chat API."""
+    given = tool.get("type")
+    return given if isinstance(given, str) and given != "custom" else "function"
+
+
+def choice(given: ToolWish | None, kinds: dict[Any, str]) -> dict[str, Any]:
+    """`tool_choice` and `parallel_tool_calls` of the chat API. `kinds`: of the tools, by name."""
     if given is None:
         return {}
     if (given.type == "tool") is not (given.name is not None):
         raise ApiError(400, 'tool_choice needs a name exactly when its type is "tool".', param="tool_choice")
-    named = {"type": "function", "function": {"name": given.name}}
+    named = {"type": kinds.get(given.name, "function"), "function": {"name": given.name}}
     chosen = {"auto": "auto", "any": "required", "none": "none", "tool": named}[given.type]
     return {"tool_choice": chosen, "parallel_tool_calls": False if given.disable_parallel_tool_use else None}
 

@@ -28,6 +28,7 @@ from paceline.serve.ollama_wire import (
     OllamaRequest,
     OllamaShowRequest,
 )
+from paceline.serve.other_clients import told_left_out
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import encode, template
 from paceline.serve.protocol import CompletionRequest
@@ -59,8 +60,9 @@ async def chat(body: OllamaChatRequest, request: Request, host: Here) -> Respons
     server = await served(host, body.model)
     if not body.messages:
         return json_response(loaded(body.model, {"message": {"role": "assistant", "content": ""}}))
-    generation, (reader,) = await begin(body.chat(), server, size(request))
-    return await respond(request, OllamaAnswer(body, generation, reader, talk=True))
+    chat = body.chat()
+    generation, (reader,) = await begin(chat, server, size(request))
+    return await respond(request, OllamaAnswer(body, generation, reader, talk=True, left_out=chat.left_out))
 
 
 @router.post("/api/generate", include_in_schema=False)
@@ -197,6 +199,8 @@ class OllamaAnswer:
     reader: ChoiceReader
     talk: bool
     """/api/chat; else /api/generate."""
+    left_out: str = ""
+    """Kinds of the tools that are not served."""
     began: float = field(default_factory=time.monotonic)
     first: float | None = None
     calls: list[dict[str, str]] = field(default_factory=list)
@@ -261,6 +265,7 @@ class OllamaAnswer:
             "prompt_eval_duration": nanoseconds(first - self.began),
             "eval_count": usage["completion_tokens"],
             "eval_duration": nanoseconds(ended - first),
+            **told_left_out(self.left_out),
         }
 
     def line(self, data: dict[str, Any]) -> bytes:

@@ -6,7 +6,8 @@ import orjson
 from pydantic import Field, field_validator
 
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import NO_MEDIA, ChatRequest
+from paceline.serve.other_clients import NO_MEDIA
+from paceline.serve.protocol import ChatRequest
 from paceline.serve.response_wire import validated
 from paceline.serve.wire import Label, Loose, Shallow, Wire
 

@@ -3,78 +3,22 @@
 null is the same as not given. Nothing is coerced and nothing unknown is let through.
 """
 
-from collections.abc import Callable
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, field_validator, model_validator
 
+from paceline.serve.other_clients import (
+    HARMLESS,
+    NO_MEDIA,
+    UNKNOWN,
+    UNSUPPORTED,
+    functions_alone,
+    renamed,
+    without_notes,
+)
 from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.retrieval_wire import NeighbourWish, RetrievalWish
-from paceline.serve.wire import Ids, Label, Shallow, Wire
-
-NO_MEDIA = "only text is served"
-UNSUPPORTED = {
-    "best_of": "give n, and choose by logprobs",
-    "suffix": "give it to /v1/completions, or as input_suffix to /infill",
-    "use_beam_search": "beam search is not served; give n",
-    "beam_width": "beam search is not served; give n",
-    "length_penalty": "beam search is not served",
-    "early_stopping": "beam search is not served",
-    "lora": "adapters are not served; merge them into the checkpoint",
-    "lora_path": "adapters are not served; merge them into the checkpoint",
-    "audio": NO_MEDIA,
-    "modalities": NO_MEDIA,
-    "images": NO_MEDIA,
-    "functions": "give tools",
-    "function_call": "give tool_choice",
-    "prediction": "it must be an object; predicted output is found by the drafters themselves",
-    "cache_prompt": "prefixes are always shared",
-    "verbosity": "ask for it in the prompt",
-    "web_search_options": "the server searches nothing",
-    "service_tier": "give priority",
-    "store": "nothing is stored",
-    "metadata": "it must be an object, of which nothing is stored",
-    "safety_identifier": "it must be a text; give user as a label",
-}
-"""Parameters of other servers and why they are refused."""
-
-
-def either(*values: object) -> Callable[[Any], bool]:
-    return lambda value: any(type(value) is type(each) and value == each for each in values)
-
-
-HARMLESS: dict[str, Callable[[Any], bool]] = {
-    "best_of": either(1),
-    "suffix": either(""),
-    "use_beam_search": either(False),
-    "beam_width": either(1),
-    "length_penalty": either(1, 1.0),
-    "early_stopping": either(False),
-    "modalities": either(["text"]),
-    "images": either([]),
-    "functions": either([]),
-    "service_tier": either("auto", "default"),
-    "prediction": lambda value: isinstance(value, dict),
-    "cache_prompt": either(True),
-    "web_search_options": either({}),
-    "store": either(False),
-    "verbosity": either("medium"),
-    "metadata": lambda value: isinstance(value, dict),
-    "safety_identifier": lambda value: isinstance(value, str),
-}
-"""Checks for ignored parameters: each is accepted only with a value that changes nothing."""
-
-
-OTHER_NAMES = {"repeat_penalty": "repetition_penalty", "n_predict": "max_tokens"}
-"""Names that llama-server and Ollama have for parameters of this server."""
-
-
-def renamed(data: dict[str, Any]) -> dict[str, Any]:
-    """A body with our names for the parameters of other servers, and without a seed of -1, which asks for any."""
-    made = {OTHER_NAMES.get(name, name) if OTHER_NAMES.get(name) not in data else name: v for name, v in data.items()}
-    if type(made.get("seed")) is int and made["seed"] == -1:
-        del made["seed"]
-    return made
+from paceline.serve.wire import Ids, Label, Shallow, Wire, leniency
 
 
 class Speculation(Wire):
@@ -89,6 +33,7 @@ class Speculation(Wire):
 class StreamOptions(Wire):
     include_usage: bool | None = Field(None, description="true: a last chunk with the usage")
     continuous_usage_stats: bool | None = Field(None, description="true: the usage so far in every chunk")
+    include_obfuscation: Literal[False] | None = Field(None, description="false: nothing is padded here")
 
 
 class GrammarSpec(Wire):
@@ -159,10 +104,14 @@ class Sampling(Wire):
         if not isinstance(data, dict):
             return data
         data = renamed(data)
-        for name in data.keys() & UNSUPPORTED.keys() - cls.model_fields.keys():
-            if data[name] is not None and not (name in HARMLESS and HARMLESS[name](data[name])):
-                raise ValueError(f"{name} is not supported: {UNSUPPORTED[name]}.")
-        return {k: v for k, v in data.items() if k not in UNSUPPORTED or k in cls.model_fields}
+        theirs = data.keys() & (UNSUPPORTED.keys() | UNKNOWN.keys()) - cls.model_fields.keys()
+        for name in theirs:
+            if data[name] is None or (name in HARMLESS and HARMLESS[name](data[name])):
+                continue
+            if name in UNSUPPORTED or not leniency.on:
+                raise ValueError(f"{name} is not supported: {UNSUPPORTED.get(name) or UNKNOWN[name]}.")
+            leniency.let_go(name, data[name])
+        return {name: value for name, value in data.items() if name not in theirs}
 
     @property
     def trace(self) -> bool:
@@ -236,6 +185,11 @@ class Message(Wire):
     annotations: list[Shallow] | None = None
     """Other servers' notes on an answer: nothing reads them."""
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_notes(cls, data: Any) -> Any:
+        return without_notes(data)
+
     @field_validator("content", mode="before")
     @classmethod
     def _only_text(cls, content: Any) -> Any:
@@ -263,6 +217,8 @@ class Function(Wire):
     description: str | None = None
     parameters: Shallow | None = None
     strict: bool | None = None
+    defer_loading: Literal[False] | None = Field(None, exclude=True)
+    """False says that the model sees it from the beginning, as it does."""
 
 
 class Tool(Wire):
@@ -314,6 +270,20 @@ class ChatRequest(Sampling):
     )
     reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
     retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')
+    _left_out: str = PrivateAttr("")
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _functions_alone(cls, data: Any, handler: ModelWrapValidatorHandler["ChatRequest"]) -> "ChatRequest":
+        data, kinds = functions_alone(data)
+        made = handler(data)
+        made._left_out = kinds or made._left_out  # one that is validated already comes by again
+        return made
+
+    @property
+    def left_out(self) -> str:
+        """Kinds of the tools that are not served and that the model is not shown."""
+        return self._left_out
 
     neighbours: NeighbourWish | None = Field(None, description='{"weight": 0.25, "k": 16, ...}, all optional')
 

@@ -2,17 +2,23 @@
 
 from typing import Any, Literal, TypeVar
 
+import orjson
 from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import NO_MEDIA, ChatRequest, Sampling
+from paceline.serve.other_clients import NO_MEDIA, other_kinds
+from paceline.serve.protocol import ChatRequest, Sampling
 from paceline.serve.wire import MAX_LABEL_CHARS, Shallow, Wire
 
 ROLES = ("system", "developer", "user", "assistant")
 TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
+OTHERS = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message.input_image")
+"""What clients ask to include along with tools that are not served: there is none of it."""
+CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 Item = Shallow
 Made = TypeVar("Made", bound=BaseModel)
 
@@ -35,9 +41,9 @@ class TextWish(Wire):
 
 
 class EffortWish(Wire):
-    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
-    summary: Literal["auto", "concise", "detailed"] | None = None
-    generate_summary: Literal["auto", "concise", "detailed"] | None = None
+    effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = None
+    summary: Literal["auto", "concise", "detailed", "none"] | None = None
+    generate_summary: Literal["auto", "concise", "detailed", "none"] | None = None
 
 
 class ConversationName(Wire):
@@ -141,7 +147,7 @@ def check(body: ResponsesRequest) -> None:
         message = "stream_options has include_obfuscation, but nothing is padded here; leave it out."
         raise ApiError(400, message, param="stream_options")
     for name in body.include or ():
-        if name not in INCLUDES:
+        if name not in INCLUDES and not name.startswith(tuple(f"{kind}." for kind in OTHERS)):
             message = f"include has {name[:60]!r}, but only {' and '.join(INCLUDES)} can be included."
             raise ApiError(400, message, param="include")
 
@@ -161,8 +167,7 @@ def functions(body: ResponsesRequest) -> bool:
 
 def left_out(body: ResponsesRequest) -> str:
     """Kinds of the tools that are not served and that the model is not shown."""
-    kinds = dict.fromkeys(str(each.get("type"))[:40] for each in body.tools or () if each.get("type") != "function")
-    return ", ".join(kinds)
+    return other_kinds(body.tools or ())
 
 
 def one_system(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -218,6 +223,10 @@ READ: dict[str, tuple[str, ...]] = {
     "reasoning": ("content", "summary"),
     "function_call": ("name", "arguments", "call_id"),
     "function_call_output": ("call_id", "output"),
+    "custom_tool_call": ("call_id", "name", "input"),
+    "custom_tool_call_output": ("call_id", "output"),
+    "local_shell_call": ("call_id", "action"),
+    "local_shell_call_output": ("call_id", "output"),
 }
 """Fields that are read from an item of each type, in addition to its type, id and status."""
 
@@ -256,15 +265,18 @@ def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]
         kind, where = item.get("type") or "message", f"input[{place}]"
         if kind == "reasoning":
             thought += text(item.get("content") or item.get("summary") or "", where)
-        elif kind == "function_call":
-            name, arguments, id = (word(item, key, where) for key in ("name", "arguments", "call_id"))
-            call = {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
+        elif kind in CALLS:
+            name, arguments = called(item, where)
+            id, function = word(item, "call_id", where), {"name": name, "arguments": arguments}
+            call = {"id": id, "type": "function", "function": function}
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": None})
             found[-1].setdefault("tool_calls", []).append(call)
-        elif kind == "function_call_output":
+        elif kind in OUTPUTS:
             id = word(item, "call_id", where)
             found.append({"role": "tool", "tool_call_id": id, "content": text(item.get("output"), where)})
+        elif kind == "web_search_call":
+            pass  # that a search was made; what it found is in no item
         elif kind == "message":
             found.append({"role": role(item, where), "content": text(item.get("content"), where)})
         else:
@@ -273,6 +285,17 @@ def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]
         if thought and found and found[-1]["role"] == "assistant" and kind != "reasoning":
             found[-1]["reasoning_content"], thought = thought, ""
     return found
+
+
+def called(item: Item, where: str) -> tuple[str, str]:
+    """(Name, arguments) of a past call. Those of other kinds, which an answer of another server made, are shown as
+    calls of functions."""
+    match item.get("type"):
+        case "custom_tool_call":
+            return word(item, "name", where), orjson.dumps({"input": word(item, "input", where)}).decode()
+        case "local_shell_call":
+            return "local_shell", orjson.dumps(item.get("action")).decode()
+    return word(item, "name", where), word(item, "arguments", where)
 
 
 def role(item: Item, where: str) -> str:

@@ -203,6 +203,8 @@ class Chat(AnswerShape):
     model: str
     choices: list[ChatChoice]
     usage: UsageShape
+    metadata: dict[str, str] | None = None
+    """tools_left_out: kinds of the tools that are not served; None: there were none."""
 
 
 class ModelShape(AnswerShape):
