@@ -20,7 +20,7 @@ from paceline.cli import app
 from paceline.cli.info import count, size
 from paceline.cli.options import EngineArgs
 from paceline.engine.options import EngineOptions, Options
-from paceline.serve.other_clients import HARMLESS, UNKNOWN, UNSUPPORTED
+from paceline.serve.other_clients import HARMLESS, UNKNOWN_PARAMETERS, UNSUPPORTED
 from paceline.serve.settings import Settings
 from tests.serve.conftest import running
 from tests.serve.http import events, post
@@ -121,7 +121,10 @@ def test_case_C10(url: str, llm: LLM, more: dict[str, Any]) -> None:
 
 
 def test_case_C10_others_are_still_refused(url: str) -> None:
-    assert HARMLESS.keys() <= UNSUPPORTED.keys() | UNKNOWN.keys() and not UNSUPPORTED.keys() & UNKNOWN.keys()
+    assert (
+        HARMLESS.keys() <= UNSUPPORTED.keys() | UNKNOWN_PARAMETERS.keys()
+        and not UNSUPPORTED.keys() & UNKNOWN_PARAMETERS.keys()
+    )
     for more in ({"best_of": 2}, {"service_tier": "flex"}, {"store": True}, {"top_k": -2}, {"suffix": "x"}):
         assert post(url + COMPLETIONS, {"prompt": "a", **more})[0] == 400
     status, answer = post(url + CHAT, {"messages": USER, "reasoning_effort": 3})

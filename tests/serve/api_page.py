@@ -1,6 +1,6 @@
 """The table of parameters in docs/server.md. `python -m tests.serve.api_page` prints it."""
 
-from paceline.serve.other_clients import UNKNOWN, UNSUPPORTED
+from paceline.serve.other_clients import UNKNOWN_PARAMETERS, UNSUPPORTED
 from paceline.serve.protocol import ChatRequest, CompletionRequest
 
 
@@ -17,7 +17,7 @@ def table() -> str:
 
 def refused() -> str:
     """Parameters of other servers that are refused, and what to do."""
-    rows = [f"| `{name}` | {reason} |" for name, reason in {**UNSUPPORTED, **UNKNOWN}.items()]
+    rows = [f"| `{name}` | {reason} |" for name, reason in {**UNSUPPORTED, **UNKNOWN_PARAMETERS}.items()]
     return "\n".join(["| refused | because, or instead |", "|---|---|", *rows])
 
 

@@ -10,7 +10,7 @@ from pydantic import Field, ModelWrapValidatorHandler, PrivateAttr, field_valida
 from paceline.serve.other_clients import (
     HARMLESS,
     NO_MEDIA,
-    UNKNOWN,
+    UNKNOWN_PARAMETERS,
     UNSUPPORTED,
     functions_alone,
     renamed,
@@ -104,12 +104,12 @@ class Sampling(Wire):
         if not isinstance(data, dict):
             return data
         data = renamed(data)
-        theirs = data.keys() & (UNSUPPORTED.keys() | UNKNOWN.keys()) - cls.model_fields.keys()
+        theirs = data.keys() & (UNSUPPORTED.keys() | UNKNOWN_PARAMETERS.keys()) - cls.model_fields.keys()
         for name in theirs:
             if data[name] is None or (name in HARMLESS and HARMLESS[name](data[name])):
                 continue
             if name in UNSUPPORTED or not leniency.on:
-                raise ValueError(f"{name} is not supported: {UNSUPPORTED.get(name) or UNKNOWN[name]}.")
+                raise ValueError(f"{name} is not supported: {UNSUPPORTED.get(name) or UNKNOWN_PARAMETERS[name]}.")
             leniency.let_go(name, data[name])
         return {name: value for name, value in data.items() if name not in theirs}
 
