@@ -1,25 +1,31 @@
-"""Reasoning with two models on word problems (SVAMP's JSON: Body, Question, Answer): what is right, what it costs.
+"""Reasoning with two models on questions that a program judges: what is right, what it costs.
 
-    python bench/studies/reasoning.py BASE SMALL svamp.json --questions 60 --seconds 400 --quantize int8
-    python bench/studies/reasoning.py BASE SMALL svamp.json --questions 6 --timed --quantize int8
+    python bench/studies/reasoning.py DATA BASE SMALL --task gsm8k --out rows.jsonl [--questions 200] [--minutes 4]
+    python bench/studies/reasoning.py DATA BASE SMALL --task gsm8k --out rows.jsonl --calibrate 40
+    python bench/studies/reasoning.py DATA BASE SMALL --task gsm8k --timed --questions 6 --rows "small,base,tau 7"
 
-The first asks all questions of a row at once and counts: right answers (with the standard error of the row), tokens,
-passes, judged and accepted steps, and for each model the share of known tokens that hand-overs found in its cache.
-`seconds` is a limit for each row, and what is not finished then does not count.
+The first asks all questions of each row, many at once, and prints for each row how many are right (95 % interval), the
+difference to `base` on the same questions, tokens by author, and judged and accepted steps. It can be stopped and begun
+again: answers that are in --out stay. Rows of steps share what they have in common: the same draft, score or rewrite
+behind the same text is computed once, and its hand-over is counted in each row.
 
-The second asks one question at a time, every row in turns, each with empty caches. Beside a row's seconds stand those
+The second says which of the thresholds in --out is the lowest by which the first N questions are answered as well as by
+`base`, less one standard error; the others are then a test of it.
+
+The third asks one question at a time, every row in turns, each with empty caches. Beside a row's seconds stand those
 of the cost model: requests, tokens computed and passes of each model, as the answers counted them, at the pace
 that each model alone had in the same run; what drafting costs within the base model's steps (`tau X spec`, which needs
 --draft) is not in it. It needs an idle machine.
+
+Rows: small, base, `tau X` and `odds X` (SpecReason; X from 0 to 9), `tau X spec` (its rewrites drafted by token),
+`mentor` (Speculative Thinking: each paragraph begins with the mentor) and `mentor cues`. DATA: see judged.py.
 """
 
 import argparse
-import json
-import math
 import random
-import re
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
@@ -27,106 +33,167 @@ from typing import Any
 
 import numpy as np
 
+sys.path.insert(0, str(Path(__file__).parent))
+from judged import MOST_TOKENS, TASKS, Question, Record, difference, share
+
 from paceline import SamplingParams
 from paceline.engine.loop import Engine
-from paceline.reason import Ensemble, MentorWishes, StepWishes
+from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes
 from paceline.reason.ensemble import Wishes
-from paceline.reason.runner import BASE, SMALL
+from paceline.reason.pen import HandOver, Pen, PenPart
+from paceline.reason.runner import BASE, SMALL, Stage
+from paceline.reason.steps import StepwiseAnswer
 
-ASK = (
-    "{Body}. {Question} Reason step by step, with a blank line between two steps, and end with a line that says "
-    "'The answer is N.' with the number N."
-)
-ROWS = "small,tau 5,tau 7,tau 8,base,mentor"
+ROWS = "small,base,tau 5,tau 6,tau 7,tau 8,tau 8.5,mentor,mentor cues"
 SPEC = " spec"
-NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
+BATCH = 40
+"""Questions asked at once."""
 
 
-def wishes(name: str) -> Wishes:
-    """Wishes of a row: `small`, `base`, `mentor`, `tau X` or `tau X spec`, whose rewrites are drafted by token."""
+def wishes(name: str, separator: str) -> Wishes:
+    """Wishes of a row."""
     plain: dict[str, Wishes] = {
-        "small": StepWishes(tau=-1, budget=0),
-        "base": StepWishes(first=10**6),
-        "mentor": MentorWishes(begin=20, always=True),
+        "small": StepWishes(tau=-1, budget=0, separator=separator),
+        "base": StepWishes(first=10**6, separator=separator),
+        "mentor": MentorWishes(begin=20, always=True, separator=separator),
+        "mentor cues": MentorWishes(separator=separator),
     }
     if name in plain:
         return plain[name]
-    return StepWishes(tau=float(name.removeprefix("tau ").removesuffix(SPEC)), speculate=name.endswith(SPEC))
+    kind, tau = name.removesuffix(SPEC).split()
+    score = "odds" if kind == "odds" else "mean"
+    return StepWishes(tau=float(tau), score=score, speculate=name.endswith(SPEC), separator=separator)
 
 
-def right(text: str, answer: float) -> bool:
-    """Is the last number of the text, behind "answer is" where it says so, the answer?"""
-    found = NUMBER.findall(text.rsplit("answer is", 1)[-1]) or NUMBER.findall(text)
-    return bool(found) and abs(float(found[0 if "answer is" in text else -1].replace(",", "")) - answer) < 1e-4
-
-
-def ask(pair: Ensemble, question: dict[str, Any], name: str, params: SamplingParams) -> tuple[Any, Any]:
-    """Begin an answer: its policy and its request."""
-    messages = [{"role": "user", "content": ASK.format(**question)}]
-    policy = pair.policy(wishes(name), messages)
+def ask(pair: Ensemble, question: Question, name: str, params: SamplingParams, known: Any = None) -> tuple[Any, Any]:
+    """Begin an answer: its policy and its request. `known`: what earlier rows have computed."""
+    policy: Any = pair.policy(wishes(name, question.separator), question.messages)
+    if known is not None and isinstance(policy, StepwiseAnswer):
+        policy = Remembering(policy.judge, policy.wishes, known=known)
     params = replace(params, drafter="model") if name.endswith(SPEC) else params
-    return policy, pair.runner.submit(pair.llm.text.chat(messages), params, policy)[0]
+    return policy, pair.runner.submit(pair.llm.text.chat(question.messages), params, policy)[0]
 
 
 # -- counting --------------------------------------------------------------------------------------------------------
 
 
-def count(
-    pair: Ensemble, questions: Sequence[dict[str, Any]], name: str, limit: float, params: SamplingParams
-) -> dict[str, Any]:
-    """Ask all of them at once; what came of those that ended within `limit` seconds."""
+@dataclass(eq=False)
+class Remembering(StepwiseAnswer):
+    """Steps, of which the same one behind the same text is written or graded once."""
+
+    known: dict[Any, tuple[Any, list[HandOver]]] | None = None
+
+    def step(self, pen: Pen, why: str) -> Generator[None, None, PenPart]:
+        text = pen.stage.transcript
+        key = ("step", pen.name, *text.prompt, *text.tokens)
+        return (yield from self._once(key, lambda: super(Remembering, self).step(pen, why)))
+
+    def grade(self, stage: Stage, base: Pen, draft: list[int]) -> Generator[None, None, float]:
+        text = stage.transcript
+        key = ("grade", self.wishes.score, *text.prompt, *text.tokens, "draft", *draft)
+        return (yield from self._once(key, lambda: super(Remembering, self).grade(stage, base, draft)))
+
+    def _once(self, key: Any, work: Any) -> Generator[None, None, Any]:
+        assert self.known is not None
+        if key in self.known:
+            made, log = self.known[key]
+            self.log += log
+            return made
+        before = len(self.log)
+        made = yield from work()
+        self.known[key] = made, self.log[before:]
+        return made
+
+
+def count(pair: Ensemble, questions: Sequence[Question], name: str, known: Any, record: Record, task: str) -> None:
+    """Ask all of them at once, and write down what came."""
+    params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS[task]).resolve({})
     begun = time.monotonic()
-    asked = [(question, *ask(pair, question, name, params)) for question in questions]
-    while pair.runner.busy and time.monotonic() - begun < limit:
+    asked = [(question, *ask(pair, question, name, params, known)) for question in questions]
+    while pair.runner.busy:
         pair.runner.step()
-    done = [each for each in asked if each[2].finish is not None]
-    for *_, request in asked:
-        pair.runner.abort(request)
-    reports = [policy.report for _, policy, _ in done]
-    hands = [each for report in reports for each in report["handovers"]]
-    return {
-        "done": len(done),
-        "right": sum(right(request.text, question["Answer"]) for question, _, request in done),
-        "whole": sum(request.finish == "stop" for *_, request in done),
-        "tokens": sum(len(request.output) for *_, request in done),
-        "written": {model: total(hands, "wrote", model) for model in (BASE, SMALL)},
-        "passes": {model: total(hands, "passes", model) for model in (BASE, SMALL)},
-        "cached": {model: found(hands, model) for model in (BASE, SMALL)},
-        "handovers": len(hands),
-        "judges": sum(each["why"] == "judge" for each in hands),
-        "proposed": sum(report["proposed"] for report in reports),
-        "accepted": sum(report["accepted"] for report in reports),
-        "seconds": time.monotonic() - begun,
-        "ids": [question["ID"] for question, *_ in done],
-        "texts": [request.text for *_, request in done],
-    }
+    seconds = (time.monotonic() - begun) / len(asked)
+    for question, policy, request in asked:
+        report = policy.report
+        hands = report["handovers"]
+        record.add(
+            f"{task} {name}", question.id, right=question.right(request.text), tokens=len(request.output),
+            whole=request.finish == "stop", wrote={model: total(hands, "wrote", model) for model in (BASE, SMALL)},
+            computed={m: total(hands, "at", m) - total(hands, "cached", m) for m in (BASE, SMALL)},
+            requests={m: sum(each["model"] == m for each in hands) for m in (BASE, SMALL)},
+            passes={model: total(hands, "passes", model) for model in (BASE, SMALL)},
+            judges=sum(each["why"] == "judge" for each in hands), proposed=report["proposed"],
+            accepted=report["accepted"], seconds=round(seconds, 3), text=request.text,
+            mentor=sum(each["tokens"] for each in report["segments"] if each["author"] != SMALL),
+        )  # fmt: skip
 
 
-def total(hands: Sequence[dict[str, Any]], what: str, model: str, where: str | None = None) -> int:
-    """Sum over a model's hand-overs; `where`: those alone in which this is not 0."""
-    return sum(each[what] for each in hands if each["model"] == model and (where is None or each[where]))
+def total(hands: Sequence[dict[str, Any]], what: str, model: str) -> int:
+    """Sum over a model's hand-overs."""
+    return sum(each[what] for each in hands if each["model"] == model)
 
 
-def found(hands: Sequence[dict[str, Any]], model: str) -> float:
-    """Share of the tokens that a model had known before a hand-over which its cache still had."""
-    return total(hands, "cached", model, "known") / max(1, total(hands, "known", model))
+def counting(pair: Ensemble, questions: Sequence[Question], args: argparse.Namespace) -> None:
+    record, until, known = Record(args.out), time.monotonic() + args.minutes * 60, dict[Any, Any]()
+    for start in range(0, len(questions), BATCH):
+        known.clear()
+        for name in args.rows.split(","):
+            left = record.left(f"{args.task} {name}", questions[start : start + BATCH])
+            if left and time.monotonic() < until:
+                count(pair, left, name, known, record, args.task)
+                print(f"{name}: {start + BATCH}", file=sys.stderr, flush=True)
+    show(record, [question.id for question in questions], args)
 
 
-def counting(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    params = SamplingParams(temperature=0, max_tokens=args.max_tokens).resolve({})
-    print("row       done  whole  right         tokens    base   small  base passes  hand-overs  judged  accepted"
-          "  cached base  small  seconds", flush=True)  # fmt: skip
-    rows = {}
-    for name in args.rows.split(","):
-        it = rows[name] = count(pair, questions, name, args.seconds, params)
-        share = it["right"] / max(1, it["done"])
-        error = math.sqrt(share * (1 - share) / max(1, it["done"]))
-        print(f"{name:8} {it['done']:5} {it['whole']:6} {share:6.2f} ±{error:.2f} {it['tokens']:9} "
-              f"{it['written'][BASE]:7} {it['written'][SMALL]:7} {it['passes'][BASE]:12} {it['handovers']:11} "
-              f"{it['judges']:7} {it['accepted']:9} {it['cached'][BASE]:12.2f} {it['cached'][SMALL]:6.2f} "
-              f"{it['seconds']:8.0f}", flush=True)  # fmt: skip
-        save(args, rows)
-    return rows
+def show(record: Record, ids: Sequence[str], args: argparse.Namespace) -> None:
+    """The table over questions that all rows have answered."""
+    names = [name for name in args.rows.split(",") if record.row(f"{args.task} {name}")]
+    rows = {name: record.row(f"{args.task} {name}") for name in names}
+    common = [each for each in ids if all(each in row for row in rows.values())]
+    print(f"{args.task}, {len(common)} questions; cues: words of reflection or checking in 1,000 tokens")
+    print("row            right [95 %]           less base        tokens  by base  judged  accepted    cues  breaks")
+    for name, row in rows.items():
+        mine = [row[each] for each in common]
+        of = max(1, len(mine))
+        right = [each["right"] for each in mine]
+        mean, half = difference(right, [rows["base"][each]["right"] for each in common]) if "base" in rows else (0, 0)
+        written = sum(each["tokens"] for each in mine)
+        cues = sum(abs(count_cues(each["text"])) for each in mine)
+        breaks = sum(each["text"].count(args.separator) for each in mine) / of
+        print(f"{name:12}  {share(sum(right), len(mine)):22} {mean:+.3f} ± {half:.3f}  {written / of:6.0f} "
+              f"{sum(each['mentor'] for each in mine) / max(1, written):8.2f}"
+              f"{sum(x['proposed'] for x in mine) / of:8.1f}"
+              f" {sum(x['accepted'] for x in mine) / max(1, sum(x['proposed'] for x in mine)):9.2f}"
+              f" {1000 * cues / max(1, written):7.2f} {breaks:7.1f}")  # fmt: skip
+
+
+def count_cues(text: str) -> int:
+    """Cue words of reflection and verification."""
+    from paceline.reason.cues import count as counted
+
+    cues = Cues()
+    return counted(cues.negative, text) + counted(cues.verify, text)
+
+
+def calibrate(questions: Sequence[Question], args: argparse.Namespace) -> None:
+    """The lowest threshold that is as good as the base model, less one standard error, on the first questions."""
+    record = Record(args.out)
+    first = [question.id for question in questions[: args.calibrate]]
+    base = record.row(f"{args.task} base")
+    known = [each for each in first if each in base]
+    right = sum(base[each]["right"] for each in known)
+    share_right = right / max(1, len(known))
+    least = share_right - (share_right * (1 - share_right) / max(1, len(known))) ** 0.5
+    print(f"base: {right} of {len(known)}; at least {least:.3f} is asked for")
+    taus = [name for name in args.rows.split(",") if name.startswith(("tau", "odds")) and not name.endswith(SPEC)]
+    found = None
+    for name in sorted(taus, key=lambda each: float(each.split()[1])):
+        row = record.row(f"{args.task} {name}")
+        mine = [row[each] for each in known if each in row]
+        good = sum(each["right"] for each in mine) / max(1, len(mine))
+        found = found or (name if len(mine) == len(known) and good >= least else None)
+        print(f"{name:9} {good:.3f} of {len(mine)}")
+    print(f"calibrated: {found or 'none; use base'}")
 
 
 # -- timing ----------------------------------------------------------------------------------------------------------
@@ -166,8 +233,8 @@ class Pace:
         return len(mine) * self.start + computed * self.computed + (passes - len(mine)) * self.written
 
 
-def timing(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.Namespace) -> dict[str, Any]:
-    params = SamplingParams(temperature=0, max_tokens=args.max_tokens).resolve({})
+def timing(pair: Ensemble, questions: Sequence[Question], args: argparse.Namespace) -> None:
+    params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS[args.task]).resolve({})
     pace = {name: Pace.of(engine) for name, engine in pair.runner.engines.items()}
     for name, it in pace.items():
         print(f"{name}: {it.start * 1e3:.1f} ms a request, {it.computed * 1e3:.1f} a token computed, "
@@ -175,7 +242,7 @@ def timing(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.N
     names, begun = args.rows.split(","), time.monotonic()
     rows: dict[str, Any] = {name: {"seconds": [], "predicted": [], "tokens": [], "texts": []} for name in names}
     for number, question in enumerate(questions):
-        if time.monotonic() - begun > args.seconds:
+        if time.monotonic() - begun > args.minutes * 60:
             break
         for name in names[number % len(names) :] + names[: number % len(names)]:
             for engine in pair.runner.engines.values():
@@ -197,34 +264,34 @@ def timing(pair: Ensemble, questions: Sequence[dict[str, Any]], args: argparse.N
               f" {median(ratios):9.2f} ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)  # fmt: skip
         if (plain := name.removesuffix(SPEC)) != name and plain in rows:
             print(f"{name}: the texts of {plain}: {it['texts'] == rows[plain]['texts']}")
-    return rows
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path)
     parser.add_argument("base")
     parser.add_argument("small")
-    parser.add_argument("data", type=Path)
-    parser.add_argument("--questions", type=int, default=60)
+    parser.add_argument("--task", choices=list(TASKS), default="svamp")
+    parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--skip", type=int, default=0)
-    parser.add_argument("--seconds", type=float, default=400, help="for each row; with --timed, begin none after these")
-    parser.add_argument("--max-tokens", type=int, default=160)
+    parser.add_argument("--minutes", type=float, default=600, help="begin nothing new after these")
     parser.add_argument("--quantize", default=None)
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--draft", help="drafts tokens of the base model's own steps in rows that end with `spec`")
     parser.add_argument("--timed", action="store_true", help="one question at a time, with the cost model")
-    parser.add_argument("--out", type=Path, help="JSON of everything")
+    parser.add_argument("--calibrate", type=int, default=0, metavar="N", help="choose a threshold by the first N")
+    parser.add_argument("--out", type=Path, help="JSON lines: answers that are there are not asked again")
     args = parser.parse_args()
-    questions = json.loads(args.data.read_text(encoding="utf-8"))[args.skip :][: args.questions]
-    options = {"quantize": args.quantize, "drafter": "none", "blocks": 2000}
+    questions = TASKS[args.task](args.data)[args.skip :][: args.questions]
+    args.separator = questions[0].separator
+    if not args.timed and args.out is None:
+        parser.error("give --out")
+    if args.calibrate:
+        calibrate(questions, args)
+        return
+    options = {"quantize": args.quantize, "drafter": "none", "blocks": 2400}
     with Ensemble(args.base, small=args.small, draft=args.draft, **options) as pair:
-        rows = (timing if args.timed else counting)(pair, questions, args)
-    save(args, rows)
-
-
-def save(args: argparse.Namespace, rows: dict[str, Any]) -> None:
-    if args.out:
-        args.out.write_text(json.dumps(rows, indent=1), encoding="utf-8")
+        (timing if args.timed else counting)(pair, questions, args)
 
 
 if __name__ == "__main__":

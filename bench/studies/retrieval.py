@@ -1,36 +1,43 @@
 """Speculative retrieval beside a retrieval at a time: calls, batches, right guesses, seconds.
 
-    python bench/studies/retrieval.py --model M --index D [--kinds exact,hnsw,bm25] [--latency 0,0.05,0.5] \
-        [--ways one,P+S+A] [--questions F.jsonl] [--limit 8] [--repeat 3] [--max-tokens 64] [--json out.json]
+    python bench/studies/retrieval.py --model M --index D [--kinds exact,hnsw,bm25] [--ways one,P+S+A] \
+        [--questions F.jsonl] [--limit 8] [--repeat 3] [--max-tokens 64] [--minutes 4] --out rows.jsonl
 
 Each question is answered once in each way, in turns, the first one changing; all texts must be those of `one`.
 Ways, as the paper names them: one (a retrieval at a time), s3 (three guesses a call), P (20 passages of a call join the
-cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). `latency`:
-seconds that every call takes longer, as a larger or remote knowledge base would. `predicted` is (a + b) verified(gamma,
-s) / (s a + b) with a and b of `one`, gamma and s as the way had them; A and S are beyond that formula. `ratio` is of
-sums; `low` is the least ratio of one question. Each question is answered once before, so that all ways find its prompts
-cached; `cold` is what that first answer found. Times need an idle machine.
+cache), S (the optimal number of guesses), A (writing goes on during a call; with S only where that pays). a and b are
+seconds of a step and of a call. `predicted` is (a + b) verified(gamma, s) / (s a + b) with a and b of `one`, gamma and
+s as the way had them; A and S are beyond that formula. `ratio` is of sums; `low` and `high` are the least and the
+greatest ratio of one question. Each question is answered once before, so that all ways find its prompts cached. No
+question is begun after `--minutes`; the same command goes on. Times need an idle machine.
 """
 
 import argparse
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
-from time import perf_counter, sleep
+from time import monotonic, perf_counter
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from judged import Record
 
 from paceline import LLM, SamplingParams
 from paceline.retrieve import PassageIndex, Retrieval, generate
-from paceline.retrieve.retriever import Hit, Retriever
+from paceline.retrieve.retriever import Retriever
 from paceline.retrieve.stride import gain
 
+COUNTED = ("calls", "batches", "rounds", "verified", "proposed", "accepted", "dropped_tokens", "overlapped", "strides",
+           "stride_tokens", "cached_tokens", "model_seconds", "call_seconds")  # fmt: skip
 WAYS = {
     "one": Retrieval(stride=1, prefetch=1, overlap=False),
     "s3": Retrieval(stride=3, prefetch=1, overlap=False),
     "s3+P": Retrieval(stride=3, overlap=False),
     "s3+A": Retrieval(stride=3, prefetch=1),
+    "S": Retrieval(prefetch=1, overlap=False),
     "P+S": Retrieval(overlap=False),
     "P+S+A": Retrieval(),
 }
@@ -48,19 +55,6 @@ QUESTIONS = (
     "How do I sort a list of dictionaries by one of their values?",
     "What does a decorator do, and how is one written?",
 )
-
-
-class Late:
-    """Retriever with `seconds` of delay per call."""
-
-    def __init__(self, inner: Retriever, seconds: float) -> None:
-        self.inner, self.seconds = inner, seconds
-        self.kind, self.ranks_exactly, self.unit, self.size = inner.kind, inner.ranks_exactly, inner.unit, inner.size
-        self.query, self.scores = inner.query, inner.scores
-
-    def search(self, queries: Sequence[Any], k: int) -> list[list[Hit]]:
-        sleep(self.seconds)
-        return self.inner.search(queries, k)
 
 
 @dataclass
@@ -98,34 +92,42 @@ def row(way: str, mine: Sum, one: Sum) -> dict[str, Any]:
         "overlapped": mine.of("overlapped") / texts,
         "cached": mine.of("cached_tokens") / mine.of("stride_tokens"), "a": a, "b": b,
         "ratio": one.seconds / mine.seconds,
-        "low": min(a / b for a, b in zip(one.each, mine.each)), "predicted": gain(a, b, gamma, max(1, round(s))),
+        "low": min(a / b for a, b in zip(one.each, mine.each)),
+        "high": max(a / b for a, b in zip(one.each, mine.each)), "predicted": gain(a, b, gamma, max(1, round(s))),
     }  # fmt: skip
 
 
 def measure(
-    llm: LLM, index: PassageIndex, retriever: Retriever, questions: Sequence[str], params: SamplingParams, args: Any
-) -> list[dict[str, Any]]:
+    llm: LLM, index: PassageIndex, retriever: Retriever, questions: Sequence[str], params: SamplingParams, args: Any,
+    record: Record,
+) -> list[dict[str, Any]]:  # fmt: skip
     """Every question in every way. AssertionError where a text differs from that of a retrieval at a time."""
-    names = args.ways.split(",")
-    sums, cold = {way: Sum() for way in names}, Sum()
+    names, kind = args.ways.split(","), retriever.kind
     for number, question in enumerate(questions):
-        texts, seconds = {}, {way: list[float]() for way in names}
+        if all((f"{kind} {way}", question) in record.known for way in names) or monotonic() > args.until:
+            continue
+        texts, seconds, reports = {}, {way: list[float]() for way in names}, {}
         ask: Any = [{"role": "user", "content": question}] if llm.text.tokenizer.chat_template else question
-        first = generate(llm, ask, index, params, replace(WAYS["one"], every=args.every), retriever=retriever)
-        cold.reports.append(first.report)
+        generate(llm, ask, index, params, replace(WAYS["one"], every=args.every), retriever=retriever)
         for turn in range(number, number + args.repeat):
             for way in names[turn % len(names) :] + names[: turn % len(names)]:
                 wish, begun = replace(WAYS[way], every=args.every), perf_counter()
                 answer = generate(llm, ask, index, params, wish, retriever=retriever)
                 seconds[way].append(perf_counter() - begun)
                 texts[way] = answer.output.token_ids
-                if turn == number:
-                    sums[way].reports.append(answer.report)
-            assert all(text == texts["one"] for text in texts.values()), f"texts differ: {question}"
+                reports.setdefault(way, {name: answer.report[name] for name in COUNTED})
+        assert all(text == texts["one"] for text in texts.values()), f"texts differ: {question}"
         for way in names:
-            sums[way].each.append(median(seconds[way]))
-    print(f"cold: {cold.of('cached_tokens') / cold.of('stride_tokens'):.3f} of the tokens before strides were cached")
-    return [row(way, sums[way], sums["one"]) for way in names]
+            if (f"{kind} {way}", question) not in record.known:
+                record.add(f"{kind} {way}", question, seconds=median(seconds[way]), report=reports[way])
+    sums = {way: Sum() for way in names}
+    common = [each for each in questions if all((f"{kind} {way}", each) in record.known for way in names)]
+    for way in names:
+        known = record.row(f"{kind} {way}")
+        sums[way].each = [known[each]["seconds"] for each in common]
+        sums[way].reports = [known[each]["report"] for each in common]
+    print(f"{kind}: {len(common)} questions")
+    return [row(way, sums[way], sums["one"]) for way in names] if common else []
 
 
 def show(title: str, rows: Sequence[dict[str, Any]]) -> None:
@@ -139,29 +141,26 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--model")
     parser.add_argument("--index", required=True)
     parser.add_argument("--kinds")
-    parser.add_argument("--latency", default="0")
     parser.add_argument("--ways", default=",".join(WAYS), help="`one` among them")
     parser.add_argument("--questions", type=Path)
     parser.add_argument("--limit", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=1, help="repetitions; figures are medians")
     parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--minutes", type=float, default=600)
     parser.add_argument("--every", type=int, default=4)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--json", type=Path)
+    parser.add_argument("--out", type=Path, required=True, help="JSON lines: what is there is not measured again")
     args = parser.parse_args(words)
+    args.until, record = monotonic() + args.minutes * 60, Record(args.out)
     asked = QUESTIONS if args.questions is None else [json.loads(x)["question"] for x in args.questions.open()]
-    index, made = PassageIndex.open(args.index), []
+    index = PassageIndex.open(args.index)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, drafter="ngram")
     with LLM(args.model, dtype=args.dtype, max_model_len=2048 if args.model else None, max_requests=4) as llm:
         for kind in args.kinds.split(",") if args.kinds else index.kinds:
-            for latency in map(float, args.latency.split(",")):
-                it = index.retriever(kind)
-                retriever = Late(it, latency) if latency else it
-                rows = measure(llm, index, retriever, asked[: args.limit], params, args)
-                show(f"{kind}, {it.size} passages, {latency:g} s more a call; the same texts: True", rows)
-                made.append({"kind": kind, "latency": latency, "rows": rows})
-    if args.json:
-        args.json.write_text(json.dumps(made, indent=1))
+            it = index.retriever(kind)
+            rows = measure(llm, index, it, asked[: args.limit], params, args, record)
+            if rows:
+                show(f"{kind}, {it.size} passages; the same texts: True", rows)
 
 
 if __name__ == "__main__":

@@ -4,10 +4,12 @@ import math
 
 import pytest
 
-from paceline import InputError, RefusalError, SamplingParams
+from paceline import RefusalError, SamplingParams
+from paceline.engine.build import DEMO
 from paceline.reason import Ensemble, StepWishes
 from paceline.reason.judge import DIGITS, DraftJudge, score
-from tests.reason.conftest import GREEDY, PROMPT
+from paceline.reason.runner import BASE, SMALL
+from tests.reason.conftest import GREEDY, OPTIONS, PROMPT, alone
 
 TOKENS = tuple(range(100, 110))
 
@@ -22,8 +24,35 @@ def test_mean_and_argmax_by_hand() -> None:
     assert score(told, TOKENS, "argmax") == 7
     assert score(law({9: 0.9, 103: 0.1}), TOKENS, "argmax") == 3, "the likeliest token is no digit"
     assert score(law({9: 0.9, 103: 0.1}), TOKENS, "mean") == pytest.approx(3)
-    with pytest.raises(InputError, match="no digit"):
-        score(law({9: 1.0}), TOKENS, "mean")
+    assert score(law({9: 1.0}), TOKENS, "mean") == 0, "a judge without a digit: accepted at a tau of 0 alone"
+    assert score({100: math.nan, 101: math.nan}, TOKENS, "mean") == 0
+
+
+def test_odds_are_nine_times_the_chance_of_yes() -> None:
+    no, yes = 11, 12
+    assert score(law({no: 0.2, yes: 0.6}), (no, yes), "odds") == pytest.approx(9 * 0.75)
+    assert score(law({yes: 0.6}), (no, yes), "odds") == 9
+    assert score(law({5: 0.6}), (no, yes), "odds") == 0
+
+
+def test_odds_read_one_token_behind_a_shared_prefix(pair: Ensemble) -> None:
+    judge = DraftJudge.of(pair.llm.text, [{"role": "user", "content": "1 + 1?"}], "odds")
+    assert [pair.llm.text.decode([token]).strip() for token in judge.digits] in (["No", "Yes"], ["0", "1"])
+    wish = {"score": "odds", "separator": "apples"}
+    for tau, author in ((0.0, SMALL), (9.1, BASE)):
+        answer = pair.generate(PROMPT, StepWishes(tau=tau, **wish), GREEDY)  # type: ignore[arg-type]
+        assert answer.token_ids == alone(pair, author, GREEDY)
+        assert all(0 <= segment["score"] <= 9 for segment in answer.report["segments"])
+    judges = [each for each in answer.report["handovers"] if each["why"] == "judge"]
+    assert len(judges) > 1 and all(each["cached"] + 16 >= each["known"] for each in judges)
+
+
+def test_a_small_model_that_is_the_larger_one_is_refused() -> None:
+    with (
+        Ensemble(DEMO / "draft", small=DEMO / "target", **OPTIONS) as swapped,
+        pytest.raises(RefusalError, match="swap them"),
+    ):
+        swapped.generate(PROMPT, StepWishes(), GREEDY)
 
 
 def test_the_mean_does_not_depend_on_where_it_is_normalised() -> None:

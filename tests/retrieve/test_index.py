@@ -2,14 +2,17 @@
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 from typer.testing import CliRunner
 
 from paceline import InputError
 from paceline.cli import app
-from paceline.retrieve import PassageIndex, Retrieval, build
+from paceline.retrieve import PassageIndex, Retrieval, build, index
 from paceline.retrieve.encoder import SentenceEncoder
 from paceline.retrieve.passages import plain, read
 from tests.retrieve.scenes import Hashed, folder
@@ -46,6 +49,35 @@ def test_an_index_is_read_as_it_was_built(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="another encoder"):
         later.retriever("exact")
     assert build(folder(tmp_path / "texts"), tmp_path / "out", None, words=20).kinds == ("bm25",), "nothing old is left"
+
+
+def test_a_build_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(Hashed):
+        def __init__(self, most: int) -> None:
+            super().__init__()
+            self.most, self.read = most, 0
+
+        def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+            if self.read + len(texts) > self.most:
+                raise KeyboardInterrupt
+            self.read += len(texts)
+            return super().encode(texts)
+
+    monkeypatch.setattr(index, "CHUNK_PASSAGES", 2)
+    texts = folder(tmp_path / "texts")
+    want = build(texts, tmp_path / "whole", Hashed(), words=20)
+    of = len(want.passages)
+    assert of > 6
+    with pytest.raises(KeyboardInterrupt):
+        build(texts, tmp_path / "out", Counting(5), words=20)
+    rest = Counting(of - 4)
+    made = build(texts, tmp_path / "out", rest, words=20)
+    assert rest.read == of - 4, "four were done"
+    assert (tmp_path / "out/vectors.npy").read_bytes() == (tmp_path / "whole/vectors.npy").read_bytes()
+    assert made.kinds == want.kinds and not list((tmp_path / "out").glob("vectors.part*"))
+    with pytest.raises(KeyboardInterrupt):
+        build(texts, tmp_path / "out", Counting(5), words=20)
+    assert build(texts, tmp_path / "out", Hashed(), words=10).passages != want.passages, "other passages begin anew"
 
 
 def test_what_is_refused(tmp_path: Path) -> None:

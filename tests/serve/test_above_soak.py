@@ -7,6 +7,7 @@ stream, or is cancelled while it waits for a first byte, for a whole answer, or 
 import asyncio
 import os
 import random
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -16,10 +17,12 @@ from typing import Any
 import pytest
 from openai import AsyncOpenAI
 
-from paceline import AsyncLLM
+from paceline import LLM, AsyncLLM
+from paceline.draft.correctness import Correctness
 from paceline.engine.build import DEMO
+from paceline.model.checkpoint import read_config
 from paceline.reason.ensemble import load
-from paceline.retrieve import build
+from paceline.retrieve import Datastore, build
 from paceline.serve.above import runner_of
 from paceline.serve.retrieval import THREADS
 from paceline.serve.settings import Settings
@@ -33,7 +36,7 @@ CLIENTS = 6
 ASK = ("Tom has 3 apples and buys 4 more. How many?", "What can one do with a bicycle?")
 STEPS = {"policy": "steps", "separator": "apples"}
 PARALLEL = {"policy": "parallel", "branch_tokens": 20, "fan_out": 3}
-NAMES = ("steps", "mentor", "parallel", "retrieval", "plain")
+NAMES = ("steps", "mentor", "parallel", "retrieval", "neighbours", "judge", "plain")
 POOLS = {"paceline-retrieval": THREADS, "AnyIO worker thread": 40}
 """Maximum number of threads that are created when first needed."""
 POLICIES: list[dict[str, Any]] = [
@@ -44,13 +47,20 @@ POLICIES: list[dict[str, Any]] = [
     {"reasoning": {**PARALLEL, "deadline_s": 0.3}},
     {"retrieval": {"every": 3, "stride": 3, "prefetch": 2, "query_tokens": 8}},
     {"retrieval": {"every": 2, "query_tokens": 8}},
+    {"neighbours": {"weight": 0.4, "k": 4, "following": 3}},
+    {"speculation": {"drafter": "model", "verifier": "judge"}},
     {},
 ]
 
 
 @pytest.fixture(scope="module")
-def both() -> Iterator[AsyncLLM]:
-    llm = load(small=DEMO / "draft", model=DEMO / "target", dtype="float32", blocks=300, max_requests=12, check=True)
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
+    draft = shutil.copytree(DEMO / "draft", tmp_path_factory.mktemp("judge") / "draft")
+    Correctness(read_config(DEMO / "target").hidden).save(draft)
+    llm = load(
+        small=DEMO / "draft", model=DEMO / "target", draft=draft, dtype="float32", blocks=300, max_requests=12,
+        check=True,
+    )  # fmt: skip
     yield llm
     llm.close()
 
@@ -59,7 +69,12 @@ def both() -> Iterator[AsyncLLM]:
 def url(both: AsyncLLM, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     root = tmp_path_factory.mktemp("words")
     index = build(folder(root / "texts"), root / "out", words=20)
-    with running(both, Settings(served_model_name=("two",), queue_limit=40, index=Path(index.path))) as address:
+    with LLM(dtype="float32", blocks=100) as llm:
+        Datastore.build(llm, ["Tom has 7 apples and buys 4 more, so he has 11 apples."]).save(root / "store.npz")
+    settings = Settings(
+        served_model_name=("two",), queue_limit=40, index=Path(index.path), datastore=root / "store.npz"
+    )
+    with running(both, settings) as address:
         yield address
 
 
@@ -67,14 +82,16 @@ def wish(rng: random.Random) -> dict[str, Any]:
     extra = rng.choice(POLICIES)
     params: dict[str, Any] = {"model": "two", "max_tokens": rng.randint(1, 90), "temperature": rng.choice([0, 0.8])}
     messages = [{"role": "user", "content": rng.choice(ASK)}]
-    return {**params, "messages": messages, "extra_body": {**extra, "ignore_eos": "retrieval" not in extra}}
+    return {**params, "messages": messages, "extra_body": {**extra, "ignore_eos": "reasoning" in extra}}
 
 
 async def visit(client: AsyncOpenAI, rng: random.Random) -> str:
     """One request: whole, streamed, or left; how it went."""
     body, stream = wish(rng), rng.random() < 0.6
     extra = body["extra_body"]
-    policy = extra["reasoning"]["policy"] if "reasoning" in extra else "retrieval" if "retrieval" in extra else "plain"
+    fields = {"retrieval": "retrieval", "neighbours": "neighbours", "speculation": "judge"}
+    plain = next((name for field, name in fields.items() if field in extra), "plain")
+    policy = extra["reasoning"]["policy"] if "reasoning" in extra else plain
     chunks = rng.choice([0, 1, 2, 5, 10**6])
     try:
         async with asyncio.timeout(rng.choice([0.02, 0.1, 0.5, 1.5, 60])):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from paceline.core.errors import CheckpointError, InputError
-from paceline.retrieve.encoder import PairEncoder, SentenceEncoder
+from paceline.retrieve import PassageIndex, build
+from paceline.retrieve.encoder import PairEncoder, SentenceEncoder, StaticEncoder
 from paceline.serve.encoders import encoder_at
 from tests.serve.http import post, send
 from tests.serve.process import said, spawned
@@ -139,3 +140,21 @@ def test_what_is_no_encoder_of_this_kind_is_refused(encoder: Path, pairs: Path, 
     many = made(tmp_path, "ForSequenceClassification", num_labels=3)
     with pytest.raises(CheckpointError, match="3 classes"):
         PairEncoder(many)
+
+
+def test_static_vectors_are_means_of_words(encoder: Path, tmp_path: Path) -> None:
+    coder = StaticEncoder(encoder)
+    one, other, both = coder.encode(["abc", "de", "abc de abc"])
+    assert np.linalg.norm(both) == pytest.approx(1) and one @ other < 0.999
+    lengths = [np.linalg.norm(coder._vector(word)) for word in ("abc", "de")]
+    want = 2 * lengths[0] * one + lengths[1] * other
+    assert both == pytest.approx(want / np.linalg.norm(want), abs=1e-5)
+    assert coder.encode(["de abc abc"])[0] == pytest.approx(both, abs=1e-5), "words, not order"
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts/a.txt").write_text("abc de f g a b c d hh gg aa bb", encoding="utf-8")
+    built = build(tmp_path / "texts", tmp_path / "out", encoder, words=3, static=True)
+    for made in (built, PassageIndex.open(tmp_path / "out")):
+        it = made.retriever("exact")
+        assert it.search([it.query(made.passages[2].text)], 1)[0][0][0] == 2
+    with pytest.raises(InputError, match="another encoder"):
+        PassageIndex.open(tmp_path / "out", SentenceEncoder(encoder))

@@ -107,6 +107,11 @@ def test_whole_and_streamed_are_the_same_answer(two: OpenAI, both: AsyncLLM) -> 
         assert [parts(each) for each in stream[-1].reasoning["segments"]] == [parts(each) for each in told["segments"]]
         authors = {author for each in stream for _, author in getattr(each, "pieces", None) or ()}
         assert authors == {segment["author"] for segment in told["segments"]}
+        above = whole.usage.speculation["above"]
+        assert (above["policy"], above["proposed"], above["accepted"]) == (
+            wish["policy"], told["proposed"], told["accepted"],
+        )  # fmt: skip
+        assert isinstance(above["saved_seconds"], float)
         assert whole.usage.completion_tokens == sum(segment["tokens"] for segment in told["segments"])
     clean(both)
 

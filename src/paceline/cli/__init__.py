@@ -283,14 +283,64 @@ def index(
         option("A sentence encoder in Hugging Face layout. Default: none, words alone.", "Model and engine"),
     ] = None,
     words: Annotated[int, option("Words of a passage.", "Input and output", show_default=True)] = 100,
-) -> None:
+    narrow: Annotated[
+        bool, option("Compute the vectors of passages in bfloat16, which is faster on most machines.",
+                     "Model and engine", "--narrow/--no-narrow", show_default=True)
+    ] = False,
+    static: Annotated[
+        bool, option("Vectors are means of the encoder's input embeddings, without its layers: for millions of them.",
+                     "Model and engine", "--static/--no-static", show_default=True)
+    ] = False,
+    model: Annotated[
+        str | None,
+        option("Make a datastore of this model in place of an index (KNN-LM); OUT is then a file NAME.npz.",
+               "Model and engine"),
+    ] = None,
+) -> None:  # fmt: skip
     """Build an index over a folder of texts, from which answers can retrieve passages while they are written.
 
-    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25.
+    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25. A
+    build that was stopped goes on when the same command is given again.
     """
     from paceline.cli.index import index
 
-    index(folder, out, encoder, words)
+    index(folder, out, encoder, words, narrow, static, model)
+
+
+@app.command(
+    epilog="Example: paceline reason 'How many is 3 times 17 less 4?' --model Qwen/Qwen2.5-1.5B-Instruct "
+    "--small Qwen/Qwen2.5-0.5B-Instruct --set tau=7"
+)
+@command
+def reason(
+    question: Annotated[str, typer.Argument(metavar="QUESTION", help="What is to be answered.")],
+    *,
+    engine: EngineArgs,
+    sampling: SamplingArgs,
+    policy: Annotated[
+        str, option("steps, mentor, parallel, retrieval or neighbours.", "Policy", show_default=True)
+    ] = "steps",
+    set: Annotated[list[str] | None, option("A setting of the policy, as tau=7; may be repeated.", "Policy")] = None,
+    small: Annotated[str | None, option("The second, small model of steps and mentor.", "Policy")] = None,
+    index: Annotated[Path | None, option("Folder that paceline index made, for retrieval.", "Policy")] = None,
+    datastore: Annotated[
+        Path | None, option("File that paceline index --model made, for neighbours.", "Policy")
+    ] = None,
+    color: Annotated[
+        bool, option("Colour what others than the base model wrote.", "Input and output", "--color/--no-color")
+    ] = True,
+    json: Annotated[bool, option("One JSON object, with the policy's report.", "Input and output", "--json")] = False,
+) -> None:
+    """Answer a question with speculation above tokens: by steps, with a mentor, in branches, or with retrieval.
+
+    The text appears as it is accepted; Ctrl-C ends it where it stands. At the end standard error says how many
+    proposals were accepted and what that saved. docs/reasoning.md, docs/parallel.md and docs/retrieval.md have the
+    settings.
+    """
+    from paceline.cli.reason import Sources, reason, values
+
+    reason(question, policy, engine, sampling, Sources(small, index, datastore, values(set or [])),
+           color=color, as_json=json)  # fmt: skip
 
 
 @app.command(epilog="Example: paceline experts path/to/mixture notes.txt --processes 2 --out routes.table")

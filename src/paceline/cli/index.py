@@ -5,8 +5,12 @@ from pathlib import Path
 import typer
 
 
-def index(folder: Path, out: Path, encoder: Path | None, words: int) -> None:
+def index(folder: Path, out: Path, encoder: Path | None, words: int, narrow: bool, static: bool,
+          model: str | None) -> None:  # fmt: skip
     """Build it, with a progress bar on a terminal; says on standard output what was built."""
+    if model is not None:
+        datastore(folder, out, model, words)
+        return
     from rich.console import Console
     from rich.progress import Progress
 
@@ -15,5 +19,21 @@ def index(folder: Path, out: Path, encoder: Path | None, words: int) -> None:
     screen = Console(stderr=True)
     with Progress(console=screen, disable=not screen.is_terminal, transient=True) as bar:
         task = bar.add_task("vectors", total=None)
-        made = build(folder, out, encoder, words, lambda done, of: bar.update(task, completed=done, total=of))
+        made = build(folder, out, encoder, words, lambda done, of: bar.update(task, completed=done, total=of),
+                     narrow=narrow, static=static)  # fmt: skip
     typer.echo(f"{out}: {len(made.passages)} passages of {words} words; retrievers: {', '.join(made.kinds)}.")
+
+
+def datastore(folder: Path, out: Path, model: str, words: int) -> None:
+    """Record what the model met in the passages of a folder, for neighbours of each token (KNN-LM)."""
+    from paceline.core.errors import InputError
+    from paceline.engine.llm import LLM
+    from paceline.retrieve import Datastore, passages
+
+    if out.suffix != ".npz" or not out.resolve().parent.is_dir():
+        raise InputError(f"{out} cannot be a datastore; give a file NAME.npz in a folder that exists.")
+    texts = [passage.text for passage in passages.read(folder, words)]
+    with LLM(model) as llm:
+        made = Datastore.build(llm, texts)
+    made.save(out)
+    typer.echo(f"{out}: {made.size} tokens of {len(texts)} passages; serve it with --datastore.")

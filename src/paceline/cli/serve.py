@@ -47,13 +47,14 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         from paceline.reason.ensemble import load as load_models
         from paceline.serve import logs
         from paceline.serve.encoders import encoder_at
-        from paceline.serve.retrieval import knowledge_of
+        from paceline.serve.retrieval import datastore_of, knowledge_of
         from paceline.serve.run import run
         from paceline.serve.server import served_name
         from paceline.simulate.record import LogFile, record
 
     logs.configure(settings)
-    knowledge_of(settings)  # a bad index is found before a model is loaded
+    knowledge_of(settings)  # a bad index or datastore is found before a model is loaded
+    datastore_of(settings)
     decisions = None if settings.decision_log is None else LogFile(settings.decision_log)
     if settings.models is not None:
         raise typer.Exit(several(args, settings, sock))

@@ -139,7 +139,7 @@ def make(
             else other.encode(prompt if isinstance(prompt, str) else text.decode(prompt))
         )
         foreign = ForeignPen(own, lambda it: ids(other, it), lambda it: plain(other, it), lambda it: ids(text, it))
-    return StepwiseAnswer(DraftJudge.of(text, messages), wishes, foreign)
+    return StepwiseAnswer(DraftJudge.of(text, messages, wishes.score), wishes, foreign)
 
 
 def plain(text: "Text", tokens: Sequence[int]) -> str:

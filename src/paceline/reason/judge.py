@@ -4,16 +4,19 @@
     └─ in its prefix cache ┘└──────────── computed ────────────────┘
 
 SpecReason (arXiv 2504.07891), section 4. The digit's distribution is that of the ten digits alone; the score is its
-mean, or the most probable digit.
+mean, or the most probable digit. Or it is asked whether the step is right, and one token, yes or no, has nine times the
+chance of yes as its score: small models know better whether than how much.
 """
 
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 
 from paceline.core.errors import InputError, RefusalError
 from paceline.engine.text import Message, Text
 
+JUDGE_SCORES = ("mean", "argmax", "odds")
 GRADING_QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) to 9 (right). Answer with one digit."
 """Short, since a judge computes it again for each step."""
 LEADS = ("Score: ", "Score:", "Score:\n", "")
@@ -21,6 +24,13 @@ LEADS = ("Score: ", "Score:", "Score:\n", "")
 MARK = "Yb7qMark"
 """A word that no template has."""
 DIGITS = "0123456789"
+ODDS_QUESTIONS = (
+    ("Is the last step of your reasoning right? Answer with Yes or No.", ("No", "Yes")),
+    ("Is the last step of your reasoning right? Answer with 1 if it is, with 0 if not.", ("0", "1")),
+)
+"""Questions for the odds, and the words for no and yes: the first whose words are one token each."""
+HIGHEST_SCORE = 9.0
+"""The highest score."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +39,21 @@ class DraftJudge:
 
     suffix: list[int]
     digits: tuple[int, ...]
-    """The tokens of 0 to 9."""
+    """The tokens of 0 to 9, or of no and yes."""
 
     @classmethod
-    def of(cls, text: Text, messages: Sequence[Message] | None = None) -> "DraftJudge":
-        """For a conversation by the model's chat template; without one, plain text. RefusalError for a tokenizer that
-        does not write a digit as one token."""
-        opening = after(text, messages) if messages else f"\n\n({GRADING_QUESTION})\n"
-        for lead in LEADS:
-            suffix = ids(text, opening + lead)
-            grown = [ids(text, opening + lead + digit) for digit in DIGITS]
+    def of(cls, text: Text, messages: Sequence[Message] | None = None, how: str = "mean") -> "DraftJudge":
+        """For a conversation by the model's chat template; without one, plain text. `how`: the score. RefusalError for
+        a tokenizer that does not write a digit, or yes and no, as one token."""
+        asked = ODDS_QUESTIONS if how == "odds" else ((GRADING_QUESTION, tuple(DIGITS)),)
+        for (question, words), lead in product(asked, LEADS):
+            opening = (after(text, messages, question) if messages else f"\n\n({question})\n") + lead
+            suffix = ids(text, opening)
+            grown = [ids(text, opening + word) for word in words]
             if all(len(it) == len(suffix) + 1 and it[:-1] == suffix for it in grown):
-                digits = tuple(it[-1] for it in grown)
-                if len(set(digits)) == len(DIGITS):
-                    return cls(suffix, digits)
+                tokens = tuple(it[-1] for it in grown)
+                if len(set(tokens)) == len(words):
+                    return cls(suffix, tokens)
         raise RefusalError("The judge's tokenizer has no token for each digit, so it cannot score steps; use mentor.")
 
 
@@ -50,23 +61,25 @@ def ids(text: Text, plain: str) -> list[int]:
     return list(text.tokenizer.encode(plain, add_special_tokens=False))
 
 
-def after(text: Text, messages: Sequence[Message]) -> str:
-    """What a conversation goes on with behind an answer, up to where the answer to GRADING_QUESTION begins."""
+def after(text: Text, messages: Sequence[Message], question: str = GRADING_QUESTION) -> str:
+    """What a conversation goes on with behind an answer, up to where the answer to `question` begins."""
     user = [message for message in messages if message.get("role") == "user"][-1:]
     if not user:
         raise InputError("messages has none of role user, so there is nothing that steps could answer; add one.")
     talk = [{"role": "user", "content": "q"}, {"role": "assistant", "content": MARK}]
-    whole = text.render([*talk, {"role": "user", "content": GRADING_QUESTION}])
+    whole = text.render([*talk, {"role": "user", "content": question}])
     return whole.rsplit(MARK, 1)[1]
 
 
 def score(logprobs: Mapping[int, float], digits: Sequence[int], how: str) -> float:
     """From log-probabilities of tokens the score in [0, 9]: `mean`, sum of i p_i / sum of p_i over the digits that are
-    there, or `argmax`, the most probable of them. InputError where none is."""
+    there, `argmax`, the most probable of them, or `odds`, 9 p_yes / (p_no + p_yes). 0 where none is there: then only a
+    tau of 0 accepts the step."""
     weights = {i: math.exp(logprobs[token]) for i, token in enumerate(digits) if token in logprobs}
     total = sum(weights.values())
     if not total > 0:
-        raise InputError("The judge gave no digit a chance.")
+        return 0.0
     if how == "argmax":
         return float(max(weights, key=lambda i: weights[i]))
-    return sum(i * weight for i, weight in weights.items()) / total
+    mean = sum(i * weight for i, weight in weights.items()) / total
+    return HIGHEST_SCORE * mean if how == "odds" else mean

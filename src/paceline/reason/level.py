@@ -1,6 +1,7 @@
 """What speculation above tokens did, of one policy: counters that only grow, and the seconds that they come to."""
 
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(slots=True)
@@ -23,6 +24,13 @@ class Level:
         """Count another's, too."""
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
+
+    def shown(self, kind: str) -> dict[str, Any]:
+        """As a request's usage carries it; `kind`: of the policy."""
+        return {
+            "policy": kind, "proposed": self.proposed, "accepted": self.accepted, "kept_tokens": self.kept,
+            "saved_seconds": round(self.saved_s, 6),
+        }  # fmt: skip
 
     @property
     def saved_s(self) -> float:

@@ -199,9 +199,29 @@ class Runner:
 
 
 def need_small(engines: Mapping[str, Engine]) -> None:
-    """RefusalError where there is no second model."""
+    """RefusalError where there is no second model, or where it is the larger one."""
     if SMALL not in engines:
         raise RefusalError("A second, small model is needed and none is loaded; start with small (--small PATH).")
+    check_sizes(engines)
+
+
+def check_sizes(engines: Mapping[str, Engine]) -> None:
+    """RefusalError where the model that is to verify is the smaller one, in bytes of weights and in layers and width:
+    either alone may be due to quantization."""
+    (base, ours), (small, theirs) = (size(engines[name]) for name in (BASE, SMALL))
+    if small > base and theirs > ours:
+        raise RefusalError(
+            f"The small model has {small:,} bytes of weights and the base model {base:,}: a smaller model would "
+            "correct a larger one; swap them."
+        )
+
+
+def size(engine: Engine) -> tuple[int, int]:
+    """Bytes of weights, and layers times width squared; 0 where a model does not say."""
+    model = engine.model
+    spec = getattr(model, "spec", None)
+    shape = 0 if spec is None else len(spec.layers) * spec.hidden**2
+    return int(getattr(model, "weight_bytes", 0)), int(shape)
 
 
 def check_params(params: SamplingParams) -> None:

@@ -15,7 +15,7 @@ from paceline.core.errors import InputError, RefusalError
 from paceline.core.operations import Submit
 from paceline.core.params import SamplingParams
 from paceline.engine.loop import Engine
-from paceline.reason.judge import DraftJudge, score
+from paceline.reason.judge import JUDGE_SCORES, DraftJudge, score
 from paceline.reason.level import Level
 from paceline.reason.pen import ForeignPen, HandOver, Pen, PenPart, counters, shown
 from paceline.reason.runner import BASE, SMALL, Script, Stage, need_small
@@ -31,7 +31,7 @@ class StepWishes:
     tau: float = 7.0
     """A draft with a score of at least this is accepted: at most 0 takes all, above 9 none."""
     score: str = "mean"
-    """`mean` of the digit's distribution, or its `argmax`."""
+    """`mean` of the digit's distribution, its `argmax`, or `odds`: nine times the chance that the judge says yes."""
     first: int = 0
     """Number of first steps that the base model writes, unscored."""
     step_tokens: int = 512
@@ -47,8 +47,8 @@ class StepWishes:
     """What ends a step."""
 
     def __post_init__(self) -> None:
-        if self.score not in ("mean", "argmax"):
-            raise InputError(f"score is {self.score!r}, but it must be mean or argmax.")
+        if self.score not in JUDGE_SCORES:
+            raise InputError(f"score is {self.score!r}, but it must be one of {', '.join(JUDGE_SCORES)}.")
         check_separator(self.separator)
         for name, least in (("first", 0), ("step_tokens", 1), ("repeats", 2), ("budget", 0), ("deadline_s", 0)):
             value = getattr(self, name)

@@ -75,8 +75,15 @@ class Datastore:
 
     @classmethod
     def load(cls, path: Path | str) -> "Datastore":
-        with np.load(path, allow_pickle=False) as made:
-            return cls(made["keys"], made["values"])
+        """Read what `save` wrote. InputError for a file that is none."""
+        try:
+            with np.load(path, allow_pickle=False) as made:
+                keys, values = made["keys"], made["values"]
+        except (OSError, ValueError, KeyError) as error:
+            raise InputError(f"{path} holds no datastore ({error}); paceline index --model makes one.") from None
+        if keys.ndim != 2 or keys.shape != (len(values), KEY_WIDTH):
+            raise InputError(f"{path} holds no datastore of this version; make it again with paceline index --model.")
+        return cls(keys, values)
 
     def query(self, text: Any) -> Vectors:
         raise InputError("A datastore is asked by logits; use keys_of.")

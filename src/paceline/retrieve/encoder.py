@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,7 +12,8 @@ from numpy.typing import NDArray
 
 from paceline.core.errors import CheckpointError, InputError
 
-ENCODER_BATCH_TEXTS = 32
+WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
+ENCODER_BATCH_TEXTS = 64
 
 
 class Encoder(Protocol):
@@ -62,9 +64,12 @@ class TextReader:
 class SentenceEncoder(TextReader):
     """An encoder whose vector is the mean of its last hidden states, as all-MiniLM-L6-v2's is, or the first of them."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, narrow: bool = False) -> None:
+        """`narrow`: compute in bfloat16, for many texts at once; their vectors are a little less exact."""
         check(path)
         super().__init__(path, "AutoModel")
+        if narrow:
+            self.model = self.model.bfloat16()
         self.pooling = pooling_of(path)
         self.name = fingerprint(path)
 
@@ -82,11 +87,40 @@ class SentenceEncoder(TextReader):
 
         read = self.tokens([*texts])
         with torch.inference_mode():
-            states = self.model(**read).last_hidden_state
+            states = self.model(**read).last_hidden_state.float()
         mask = read["attention_mask"].unsqueeze(-1)
         mean = states[:, 0] if self.pooling == "cls" else (states * mask).sum(1) / mask.sum(1).clamp(min=1)
         made: NDArray[np.float32] = torch.nn.functional.normalize(mean, dim=1).numpy()
         return made, int(mask.sum())
+
+
+class StaticEncoder:
+    """The mean of a checkpoint's input embeddings over the words of a text: no layer is computed, so that millions of
+    passages take minutes. It knows words, not order."""
+
+    def __init__(self, path: Path) -> None:
+        check(path)
+        self.reader = TextReader(path, "AutoModel")
+        self.name, self.width = f"{fingerprint(path)}-static", self.reader.width
+        self._table: NDArray[np.float32] = self.reader.model.get_input_embeddings().weight.detach().numpy()
+        self._words: dict[str, NDArray[np.float32]] = {}
+
+    def encode(self, texts: Sequence[str]) -> NDArray[np.float32]:
+        made = np.empty((len(texts), self.width), np.float32)
+        for i, text in enumerate(texts):
+            words = WORD_OR_SIGN.findall(text.lower())
+            total = sum((self._vector(word) for word in words), np.zeros(self.width, np.float32))
+            made[i] = total / max(float(np.linalg.norm(total)), 1e-9)
+        return made
+
+    def _vector(self, word: str) -> NDArray[np.float32]:
+        """[width] The mean of a word's pieces."""
+        known = self._words.get(word)
+        if known is None:
+            ids = self.reader.tokenizer(word, add_special_tokens=False)["input_ids"]
+            known = self._table[ids].mean(0) if ids else np.zeros(self.width, np.float32)
+            self._words[word] = known
+        return known
 
 
 class PairEncoder(TextReader):

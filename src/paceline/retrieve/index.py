@@ -3,10 +3,12 @@
 index.json      format, number of passages, words a passage, encoder
 passages.jsonl  title and text; a passage's number is its line
 vectors.npy     [N, d] int16, where an encoder was given
+vectors.part    rows of it while it is made: a build that was stopped goes on behind them
 hnsw.faiss      the graph over them, where faiss is installed
 bm25.npz        terms, where bm25s is installed
 """
 
+import hashlib
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +17,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from paceline.core.errors import InputError
 from paceline.retrieve import dense, passages
-from paceline.retrieve.encoder import Encoder, SentenceEncoder
+from paceline.retrieve.encoder import Encoder, SentenceEncoder, StaticEncoder
 from paceline.retrieve.passages import Passage
 from paceline.retrieve.retriever import Retriever
 from paceline.retrieve.sparse import Sparse
 
 FORMAT = 1
+VECTORS_PART, VECTORS_OF = "vectors.part", "vectors.part.name"
+CHUNK_PASSAGES = 1024
+"""Passages whose vectors are made and kept together."""
 INDEX_KINDS = ("exact", "hnsw", "bm25")
 Load = Callable[[Path], Encoder]
 
@@ -50,7 +56,7 @@ class PassageIndex:
             raise InputError(f"{path} has {len(lines)} of {about['passages']} passages; build the index again.")
         made = cls(path, [Passage(**json.loads(line)) for line in lines], about)
         if isinstance(encoder, str | Path):
-            encoder = SentenceEncoder(Path(encoder))
+            encoder = made._load(Path(encoder))
         if encoder is not None:
             made._take(encoder)
         return made
@@ -77,12 +83,16 @@ class PassageIndex:
         if kind == "bm25":
             return Sparse.load(self.path / "bm25.npz")
         if self.encoder is None:
-            self._take(self.load(Path(self.about["encoder"]["path"])))
+            self._take(self._load(Path(self.about["encoder"]["path"])))
         assert self.encoder is not None
         vectors = np.load(self.path / "vectors.npy", allow_pickle=False)
         if kind == "exact":
             return dense.ExactVectors(vectors, self.encoder)
         return dense.VectorGraph(vectors, self.encoder, dense.read_graph(self.path / "hnsw.faiss"))
+
+    def _load(self, path: Path) -> Encoder:
+        static = (self.about["encoder"] or {}).get("static", False)
+        return StaticEncoder(path) if static else self.load(path)
 
     def _take(self, encoder: Encoder) -> None:
         mine = self.about["encoder"]
@@ -108,39 +118,60 @@ def _about(path: Path) -> dict[str, Any]:
 
 def build(
     folder: Path | str, out: Path | str, encoder: Encoder | Path | str | None = None, words: int = 100,
-    report: Callable[[int, int], None] = lambda done, of: None,
+    report: Callable[[int, int], None] = lambda done, of: None, *, narrow: bool = False, static: bool = False,
 ) -> PassageIndex:  # fmt: skip
     """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: called with
-    how many passages of how many have vectors. InputError for a folder without text, or where nothing can be built."""
+    how many passages of how many have vectors; `narrow`: these are computed in bfloat16; `static`: they are
+    means of the encoder's input embeddings, without its layers. A build that was stopped goes
+    on where the same texts and encoder are given again. InputError for a folder without text, or where nothing can be
+    built."""
     out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
     if encoder is None and not sparse:
         raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")
-    if out.exists() and not (out / "index.json").is_file() and (not out.is_dir() or any(out.iterdir())):
+    begun = (out / VECTORS_PART).is_file() or (out / "index.json").is_file()
+    if out.exists() and not begun and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there and holds no index; give another folder to write to.")
     made = passages.read(Path(folder), words)
     where = str(Path(encoder).resolve()) if isinstance(encoder, str | Path) else ""
-    coder = SentenceEncoder(Path(encoder)) if isinstance(encoder, str | Path) else encoder
+    coder: Encoder | None = None if isinstance(encoder, str | Path) else encoder
+    if isinstance(encoder, str | Path):
+        coder = StaticEncoder(Path(encoder)) if static else SentenceEncoder(Path(encoder), narrow)
     out.mkdir(parents=True, exist_ok=True)
     for old in ("index.json", "vectors.npy", "hnsw.faiss", "bm25.npz"):
         (out / old).unlink(missing_ok=True)
     lines = [json.dumps({"title": p.title, "text": p.text}, ensure_ascii=True) for p in made]
-    (out / "passages.jsonl").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    text = "\n".join(lines) + "\n"
+    (out / "passages.jsonl").write_text(text, encoding="utf-8")
     if coder is not None:
-        vectors = dense.whole(_encode(coder, made, report))
+        name = f"{coder.name} {narrow} {hashlib.sha256(text.encode()).hexdigest()}"
+        vectors = _encode(coder, made, report, out / VECTORS_PART, name)
         np.save(out / "vectors.npy", vectors)
+        (out / VECTORS_PART).unlink()
+        (out / VECTORS_OF).unlink()
         if graph:
             dense.write_graph(dense.connect(vectors), out / "hnsw.faiss")
     if sparse:
         Sparse.of([p.text for p in made]).save(out / "bm25.npz")
-    mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where}
+    mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where, "static": static}
     about = {"format": FORMAT, "passages": len(made), "words": words, "encoder": mine}
     (out / "index.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
     return PassageIndex.open(out, coder)
 
 
-def _encode(encoder: Encoder, made: Sequence[Passage], report: Callable[[int, int], None]) -> Any:
-    parts, step = [], 256
-    for start in range(0, len(made), step):
-        parts.append(encoder.encode([p.text for p in made[start : start + step]]))
-        report(min(len(made), start + step), len(made))
-    return np.concatenate(parts)
+def _encode(
+    encoder: Encoder, made: Sequence[Passage], report: Callable[[int, int], None], part: Path, name: str
+) -> NDArray[np.int16]:
+    """[N, d] Vectors of passages. `part`: a file with the rows that are done, which are kept if they have this name."""
+    about, row = part.with_name(VECTORS_OF), 2 * encoder.width
+    if not about.is_file() or about.read_text(encoding="utf-8") != name:
+        part.write_bytes(b"")
+        about.write_text(name, encoding="utf-8")
+    done = part.stat().st_size // row // CHUNK_PASSAGES * CHUNK_PASSAGES
+    with part.open("r+b") as file:
+        file.truncate(done * row)
+        file.seek(done * row)
+        for start in range(done, len(made), CHUNK_PASSAGES):
+            file.write(dense.whole(encoder.encode([p.text for p in made[start : start + CHUNK_PASSAGES]])).tobytes())
+            file.flush()
+            report(min(len(made), start + CHUNK_PASSAGES), len(made))
+    return np.fromfile(part, np.int16).reshape(len(made), encoder.width)

@@ -93,7 +93,7 @@ def query_of(logits: Tensor) -> Vectors:
 class KnnWriting:
     """Writes one answer with a datastore. A `Policy`."""
 
-    name = kind = "retrieval"
+    name = kind = "neighbours"
     deadline_s: float | None = None
 
     def __init__(self, store: Datastore, wish: Knn, pool: Executor) -> None:
@@ -200,4 +200,5 @@ class KnnWriting:
             calls=len(f.batches), batches=f.batches, rounds=len(f.rounds), verified=[list(each) for each in f.rounds],
             proposed=f.proposed, accepted=f.accepted, dropped_tokens=f.dropped, strides=f.strides,
             model_seconds=f.model_s, call_seconds=sum(f.call_s), seconds_saved=self.level.saved_s,
+            entries=self.store.size,
         )  # fmt: skip

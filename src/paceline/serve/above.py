@@ -21,7 +21,9 @@ from paceline.serve.server import Server
 Maker = Callable[[ChatRequest, Server, Runner, Mapping[str, Any]], Awaitable[Policy]]
 """From a request, the server of its model with the runner on its thread, and the variables of its chat template. Raises
 ApiError or InputError."""
-POLICY_MAKERS: dict[str, Maker] = {"reasoning": reasoning.policy, "retrieval": retrieval.make}
+POLICY_MAKERS: dict[str, Maker] = {
+    "reasoning": reasoning.policy, "retrieval": retrieval.make, "neighbours": retrieval.neighbours,
+}  # fmt: skip
 """By the name of the request's field."""
 
 
@@ -60,6 +62,12 @@ class PolicyGeneration(Generation):
             [(ids, params)], whole=whole, by=lambda prompt, wish: runner.submit(prompt, wish, policy)
         )
         return cls(server.llm, subscription, 1, policy=policy, runner=runner)
+
+    def usage(self, hidden: bool = False) -> dict[str, Any]:
+        """Figures of `Generation`, and those of speculation above tokens."""
+        assert self.policy is not None
+        made = super().usage(hidden)
+        return {**made, "speculation": {**made["speculation"], "above": self.policy.level.shown(self.policy.kind)}}
 
     def report(self) -> dict[str, Any]:
         assert self.policy is not None

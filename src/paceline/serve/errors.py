@@ -16,7 +16,7 @@ from paceline.engine.adapters import NoAdapterError
 from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 from paceline.serve.reasoning_wire import ReasoningWish
-from paceline.serve.retrieval_wire import RetrievalWish
+from paceline.serve.retrieval_wire import NeighbourWish, RetrievalWish
 from paceline.serve.wire import MAX_LABEL_CHARS, Wire
 
 log = logging.getLogger("paceline")
@@ -162,7 +162,9 @@ def expected(name: str) -> str | None:
     return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
 
 
-POLICY_WISHES: dict[str, type[Wire]] = {"reasoning": ReasoningWish, "retrieval": RetrievalWish}
+POLICY_WISHES: dict[str, type[Wire]] = {
+    "reasoning": ReasoningWish, "retrieval": RetrievalWish, "neighbours": NeighbourWish,
+}  # fmt: skip
 """What is within a field that names a policy above tokens."""
 
 

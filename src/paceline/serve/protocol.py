@@ -17,7 +17,7 @@ from paceline.serve.other_clients import (
     without_notes,
 )
 from paceline.serve.reasoning_wire import ReasoningWish
-from paceline.serve.retrieval_wire import RetrievalWish
+from paceline.serve.retrieval_wire import NeighbourWish, RetrievalWish
 from paceline.serve.wire import Ids, Label, Shallow, Wire, leniency
 
 
@@ -285,13 +285,15 @@ class ChatRequest(Sampling):
         """Kinds of the tools that are not served and that the model is not shown."""
         return self._left_out
 
+    neighbours: NeighbourWish | None = Field(None, description='{"weight": 0.25, "k": 16, ...}, all optional')
+
     @property
     def extended(self) -> tuple[str, ...]:
         """The policies above tokens that it asks for, by the names of their fields."""
         return tuple(name for name in POLICY_FIELDS if getattr(self, name) is not None)
 
 
-POLICY_FIELDS = ("reasoning", "retrieval")
+POLICY_FIELDS = ("reasoning", "retrieval", "neighbours")
 """Fields of a chat request that name a policy above tokens (serve/above.py)."""
 
 

@@ -15,7 +15,7 @@ class ReasoningWish(Wire):
     budget: int | None = Field(None, ge=0, description="a whole number >= 0, tokens that the large model may write")
     separator: str | None = Field(None, min_length=1, max_length=64, description="a text of 1 to 64 characters")
     tau: float | None = Field(None, description="a number, by which scores of 0 to 9 are judged; with steps")
-    score: Literal["mean", "argmax"] | None = Field(None, description='"mean" or "argmax", with steps')
+    score: Literal["mean", "argmax", "odds"] | None = Field(None, description='"mean", "argmax" or "odds", with steps')
     first: int | None = Field(None, ge=0, description="a whole number >= 0, with steps")
     step_tokens: int | None = Field(None, ge=1, description="a whole number >= 1, with steps")
     repeats: int | None = Field(None, ge=2, description="a whole number >= 2, with steps")

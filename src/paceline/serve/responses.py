@@ -27,6 +27,17 @@ ERRORS: dict[int | str, dict[str, Any]] = {
 }
 
 
+class SpeculatedAbove(AnswerShape):
+    """Figures of speculation above tokens: steps, paragraphs, branches or retrievals proposed and accepted, tokens that
+    were kept, and seconds saved by estimate; below 0: lost."""
+
+    policy: str
+    proposed: int
+    accepted: int
+    kept_tokens: int
+    saved_seconds: float
+
+
 class Speculated(AnswerShape):
     """What speculation did: nodes offered and kept, also per depth, and tau, generated tokens per target pass."""
 
@@ -37,6 +48,8 @@ class Speculated(AnswerShape):
     tau: float
     offered: list[int]
     kept: list[int]
+    above: SpeculatedAbove | None = None
+    """Present in answers to requests with reasoning, retrieval or neighbours."""
 
 
 class CachedTokens(AnswerShape):

@@ -11,7 +11,8 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from paceline.reason.runner import Policy, Runner, Stage
-from paceline.retrieve import PassageIndex, Retrieval
+from paceline.retrieve import Datastore, Knn, PassageIndex, Retrieval
+from paceline.retrieve.knn import KnnWriting
 from paceline.retrieve.policy import Retrieving
 from paceline.retrieve.prompts import QuestionPrompts
 from paceline.serve.errors import ApiError
@@ -72,7 +73,13 @@ def _open(path: Path, encoder: Path | None) -> Knowledge:
     index = PassageIndex.open(path, encoder)
     for kind in index.kinds:
         index.retriever(kind)
-    return Knowledge(index, ThreadPoolExecutor(THREADS, thread_name_prefix="paceline-retrieval"))
+    return Knowledge(index, searchers())
+
+
+@lru_cache(maxsize=1)
+def searchers() -> ThreadPoolExecutor:
+    """The threads that search, of all indexes and datastores."""
+    return ThreadPoolExecutor(THREADS, thread_name_prefix="paceline-retrieval")
 
 
 async def make(body: ChatRequest, server: Server, runner: Runner, args: Mapping[str, Any]) -> Policy:
@@ -96,3 +103,26 @@ async def make(body: ChatRequest, server: Server, runner: Runner, args: Mapping[
         )
 
     return await server.pools.texts.run(work, sum(len(str(message.content)) for message in body.messages))
+
+
+# -- neighbours of each token ----------------------------------------------------------------------------------------
+
+
+def datastore_of(settings: Settings) -> Datastore | None:
+    """The datastore that a server has; opened once. InputError where it cannot be used."""
+    return None if settings.datastore is None else _store(settings.datastore)
+
+
+@lru_cache(maxsize=4)
+def _store(path: Path) -> Datastore:
+    return Datastore.load(path)
+
+
+async def neighbours(body: ChatRequest, server: Server, runner: Runner, args: Mapping[str, Any]) -> Policy:
+    """The policy of a request. Raises ApiError where the server has no datastore, InputError for a bad wish."""
+    store = datastore_of(server.settings)
+    if store is None:
+        message = "neighbours needs a datastore, and this server has none; start it with --datastore."
+        raise ApiError(400, message, param="neighbours")
+    assert body.neighbours is not None
+    return KnnWriting(store, Knn(**body.neighbours.model_dump(exclude_none=True)), searchers())

@@ -68,6 +68,10 @@ class Settings:
     index_encoder: Annotated[
         Path | None, _http("The index's encoder. Default: where it was when the index was built.")
     ] = None
+    datastore: Annotated[
+        Path | None,
+        _http("File that paceline index --model made: requests may ask for neighbours from it (KNN-LM)."),
+    ] = None
     api_keys: Annotated[
         tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
     ] = ()

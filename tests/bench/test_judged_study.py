@@ -1,0 +1,79 @@
+"""bench/studies/judged.py: what counts as right, intervals, and a record that is gone on with."""
+
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from paceline.apps.common.sandbox import unavailable
+from tests.bench.studies import load
+
+
+@pytest.fixture(scope="module")
+def study() -> ModuleType:
+    return load("judged")
+
+
+@pytest.mark.parametrize(
+    ("text", "mark", "right"),
+    [
+        ("6 * 7 = 42.\n#### 42", "####", True),
+        ("#### 41", "####", False),
+        ("it is 42", "####", True),
+        ("it is 42, not 43", "####", False),
+        ("The answer is 42. 43 is wrong.", "answer is", True),
+        ("no number", "####", False),
+        ("#### 1,042", "####", False),
+    ],
+)
+def test_numbers(study: ModuleType, text: str, mark: str, right: bool) -> None:
+    assert study.same_number(text, 42.0, mark) is right
+    assert study.same_number("#### 1,042.00", 1042.0, "####")
+
+
+def test_boxes(study: ModuleType) -> None:
+    assert study.boxed(r"so \boxed{\frac{1}{2}} or \boxed{\left( 3, \frac{\pi}{2} \right)}.") == (
+        r"\left( 3, \frac{\pi}{2} \right)"
+    )
+    assert study.boxed("none") is None and study.boxed(r"\boxed{open") is None
+    for one, other in ((r"\dfrac12", r"\frac{1}{2}"), ("1,000", "1000"), (r"50\%", "50"), (r"\text{ even}", "even")):
+        assert study.tidy(one) == study.tidy(other)
+    assert study.tidy("12") != study.tidy("1 3")
+
+
+def test_programs(study: ModuleType) -> None:
+    assert study.program("Here:\n```python\nx = 1\n```\nDone.") == "x = 1\n"
+    assert study.program("x = 1") == "x = 1" and study.program("```\ny = 2") == "y = 2"
+    if not unavailable():
+        assert study.passes("assert 1 + 1 == 2") and not study.passes("assert 1 + 1 == 3")
+
+
+def test_intervals(study: ModuleType) -> None:
+    """Wilson's, by the table: 8 of 10."""
+    low, high = study.interval(8, 10)
+    assert low == pytest.approx(0.490, abs=1e-3) and high == pytest.approx(0.943, abs=1e-3)
+    assert study.interval(0, 10)[0] == pytest.approx(0, abs=1e-12) and study.interval(0, 0) == (0.0, 1.0)
+    mean, half = study.difference([True, True, False, True], [False, True, False, True])
+    assert mean == 0.25 and half == pytest.approx(1.96 * 0.5 / 2)
+
+
+def test_tasks_are_read(study: ModuleType, tmp_path: Path) -> None:
+    shots = [{"question": "1 + 1?", "answer": "It is <<1+1=2>>2\n#### 2"}] * study.SHOTS
+    (tmp_path / "gsm8k_train.jsonl").write_text("\n".join(map(json.dumps, shots)), encoding="utf-8")
+    (tmp_path / "gsm8k_test.jsonl").write_text(
+        json.dumps({"question": "2 + 2?", "answer": "#### 1,004"}), encoding="utf-8"
+    )
+    [question] = study.TASKS["gsm8k"](tmp_path)
+    assert len(question.messages) == 2 * study.SHOTS + 1 and "<<" not in question.messages[1]["content"]
+    assert question.right("#### 1004") and not question.right("#### 4") and question.separator == "\n"
+
+
+def test_what_is_recorded_is_not_asked_again(study: ModuleType, tmp_path: Path) -> None:
+    questions = [study.Question(str(i), [], bool) for i in range(3)]
+    record = study.Record(tmp_path / "r.jsonl")
+    record.add("base", "1", right=True)
+    again = study.Record(tmp_path / "r.jsonl")
+    assert [each.id for each in again.left("base", questions)] == ["0", "2"]
+    assert [each.id for each in again.left("small", questions)] == ["0", "1", "2"]
+    assert again.row("base")["1"]["right"] is True
