@@ -5,17 +5,15 @@ prompts took more.
 
 One engine serves the same prompts with `auto` and plainly, in turns. Answers differ in length, as they do in service:
 of equal ones that end together plain decoding reads the next prompts in fewer steps, which is not the drafts' doing.
-The error is the difference as a share of the time that `auto` took. Use an idle machine.
+The error is the difference as a share of the time that `auto` took. Use an idle machine, or `--cpu`.
 """
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from time import perf_counter
 
-import torch
-
+from bench.studies import cpu_clock
 from paceline import LLM, SamplingParams
 from paceline.bench.prompts import encode, read_prompts
 from paceline.plan.choose import Goodput
@@ -24,10 +22,17 @@ LENGTHS = (0.6, 1.3, 0.9, 1.2)
 """Of the usual tokens, by turns."""
 
 
-def serve(llm: LLM, prompts: Sequence[list[int]], places: int, args: argparse.Namespace, drafter: str) -> float:
+def serve(
+    llm: LLM,
+    prompts: Sequence[list[int]],
+    places: int,
+    args: argparse.Namespace,
+    drafter: str,
+    clock: Callable[[], float],
+) -> float:
     """Seconds in which all prompts are answered."""
     engine, queue, live = llm.engine, [*enumerate(prompts)], 0
-    began = perf_counter()
+    began = clock()
     while queue or live:
         while queue and live < places:
             number, prompt = queue.pop(0)
@@ -37,7 +42,7 @@ def serve(llm: LLM, prompts: Sequence[list[int]], places: int, args: argparse.Na
             engine.submit(prompt, wish.resolve(llm.text.defaults))
             live += 1
         live -= sum(request.finish is not None for request in engine.step())
-    return perf_counter() - began
+    return clock() - began
 
 
 def main() -> None:
@@ -52,10 +57,11 @@ def main() -> None:
     parser.add_argument("--quantize")
     parser.add_argument("--memory", default="3G")
     parser.add_argument("--repeat", type=int, default=3)
+    parser.add_argument("--cpu", action="store_true", help="processor time of one thread: the machine may be busy")
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    clock, threads = cpu_clock.use(args.cpu, 2)
     llm = LLM(args.model, args.draft, drafter="auto", quantize=args.quantize, prefix_cache=False,
-              memory=args.memory)  # fmt: skip
+              memory=args.memory, threads=threads)  # fmt: skip
     policy = llm.engine.desk.policy
     assert isinstance(policy, Goodput)
     for places in map(int, args.at.split(",")):
@@ -64,7 +70,7 @@ def main() -> None:
         for _ in range(args.repeat + 1):
             took, before = dict[str, float](), policy.governor.saved
             for drafter in ("auto", "none"):
-                took[drafter] = serve(llm, prompts, places, args, drafter)
+                took[drafter] = serve(llm, prompts, places, args, drafter, clock)
                 if drafter == "auto":
                     booked = policy.governor.saved - before
             errors.append((booked - (took["none"] - took["auto"])) / took["auto"])

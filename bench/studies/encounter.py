@@ -6,18 +6,16 @@ decoding and drafters by name.
 A fresh engine answers `count` prompts with `auto` (cold), then `count` others, then the first ones again (warm), and
 then plainly and by each drafter by name. Its table of step times may be kept from an earlier start; what it has learned
 is not. A time runs from the submission of a prompt, so reading it with a draft model is in it. Texts must be equal.
-Figures are of all prompts together, ratios their median over repeats. Use an idle machine.
+Figures are of all prompts together, ratios their median over repeats. Use an idle machine, or `--cpu`.
 """
 
 import argparse
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from time import perf_counter
 
-import torch
-
+from bench.studies import cpu_clock
 from paceline import LLM, SamplingParams
 from paceline.bench.prompts import encode, read_prompts
 from paceline.engine.loop import Engine
@@ -48,26 +46,26 @@ class Answer:
         return before[0], before[2]
 
 
-def answer(llm: LLM, prompt: Sequence[int], wish: SamplingParams) -> Answer:
+def answer(llm: LLM, prompt: Sequence[int], wish: SamplingParams, clock: Callable[[], float]) -> Answer:
     engine, steps, begun = llm.engine, [(0.0, 0, 0)], passes(llm.engine)
-    began = perf_counter()
+    began = clock()
     request = engine.submit(list(prompt), wish)[0]
     while not request.finish:
         engine.step()
-        steps.append((perf_counter() - began, len(request.output), passes(engine) - begun))
+        steps.append((clock() - began, len(request.output), passes(engine) - begun))
     return Answer(steps, list(request.output))
 
 
-def turn(args: argparse.Namespace, number: int) -> dict[str, list[Answer]]:
+def turn(args: argparse.Namespace, number: int, clock: Callable[[], float]) -> dict[str, list[Answer]]:
     """The answers of a fresh engine, by arm."""
     llm = LLM(args.model, args.draft, drafter="auto", quantize=args.quantize, prefix_cache=False, memory=args.memory,
-              max_requests=args.max_requests)  # fmt: skip
+              max_requests=args.max_requests, threads=args.threads)  # fmt: skip
     every = [encode(llm.text, prompt) for prompt in read_prompts(args.prompts, args.skip + 2 * args.count)][args.skip :]
     asked, others = every[: args.count], every[args.count :]
 
     def all_(prompts: Sequence[list[int]], drafter: str, tokens: int = args.tokens) -> list[Answer]:
         wish = SamplingParams(temperature=args.temperature, max_tokens=tokens, seed=1, ignore_eos=True, drafter=drafter)
-        return [answer(llm, prompt, wish.resolve(llm.text.defaults)) for prompt in prompts]
+        return [answer(llm, prompt, wish.resolve(llm.text.defaults), clock) for prompt in prompts]
 
     all_(others[:1], PLAIN, 8)  # the first pass of a process pays for much else
     out = {"cold": all_(asked, "auto")}
@@ -100,10 +98,11 @@ def main() -> None:
     parser.add_argument("--max-requests", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--cpu", action="store_true", help="processor time of one thread: the machine may be busy")
     parser.add_argument("--why", action="store_true")
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
-    turns = [turn(args, number) for number in range(args.repeat)]
+    clock, args.threads = cpu_clock.use(args.cpu, args.threads)
+    turns = [turn(args, number, clock) for number in range(args.repeat)]
     for mark in [mark for mark in MARKS if mark <= args.tokens]:
         row = [f"{mark:4}:"]
         for name in turns[0]:

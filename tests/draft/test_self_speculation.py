@@ -12,14 +12,23 @@ import torch
 
 from paceline.core.errors import IntegrityError, RefusalError
 from paceline.core.params import SamplingParams
+from paceline.core.plan import MinChance
 from paceline.core.program import WHOLE, Entry, Program, exits, inputs
 from paceline.core.rows import RowsBuilder
 from paceline.draft import layer_search
-from paceline.draft.dynamic_exit import IDLE_LEARN_EVERY, SETTLED_ROUNDS, DynamicExit, Shadows, best, tokens_per_layer
+from paceline.draft.dynamic_exit import (
+    IDLE_LEARN_EVERY,
+    SETTLED_ROUNDS,
+    DynamicExit,
+    Shadows,
+    best,
+    expected_tokens,
+    tokens_per_layer,
+)
 from paceline.draft.early_exit import EarlyExit
 from paceline.draft.easyspec import EasySpec, grouped
 from paceline.draft.layer_search import Search, skipping, spread, upper_bounds
-from paceline.draft.swift import Swift
+from paceline.draft.swift import Swift, priced
 from paceline.model import spans
 from paceline.model.load import load_model
 from tests.lossless.cases import Setting, Wish, plain, run
@@ -154,6 +163,37 @@ def test_the_best_pair_is_that_of_brute_force() -> None:
     assert best([0.1, 0.1], (5, 9), 12)[1] == 0, "no draft pays"
 
 
+def test_prices_in_seconds_choose_exit_and_length() -> None:
+    """At the pace of the best pair the net gain of any other is less: Dinkelbach's fixed point is the most tokens a
+    second."""
+    rng = random.Random(1)
+    for _ in range(30):
+        alpha, layers = sorted(rng.random() for _ in range(3)), (2, 5, 9)
+        pass_s, row_s = 1.0, rng.uniform(0.005, 0.3)
+        pairs = [(e, g) for e in range(3) for g in range(18)]
+        pace = {
+            (e, g): expected_tokens(alpha[e], g) / (pass_s + g * (row_s + pass_s * layers[e] / 12)) for e, g in pairs
+        }
+        most = max(pace.values())
+        found = best(alpha, layers, 12, price=MinChance(most * row_s, 0.0, most * pass_s))
+        assert pace[found] == pytest.approx(most)
+    sure = [0.8]
+    assert (
+        best(sure, (5,), 12, price=MinChance(0.01, 0.0, 0.5))[1]
+        > best(sure, (5,), 12, price=MinChance(0.3, 0.0, 0.5))[1]
+    )
+    assert best(sure, (5,), 12, price=MinChance(0.3, 0.0, 3.0))[1] == 0, "no pass pays"
+    assert best(sure, (5,), 12, price=MinChance(0.3)) == best(sure, (5,), 12), "the price of a pass is not known"
+
+
+def test_siblings_cost_rows_and_places_cost_passes() -> None:
+    assert priced(1.0, 0.6, 0.1, 0.3) == (5, True)
+    assert priced(1.0, 0.6, 0.5, 0.3) == (1, False)
+    assert priced(0.3, 0.6, 0.1, 0.1)[1] is False, "the chain is seldom kept that far"
+    counts = [priced(reached, 0.5, 0.02, 0.1)[0] for reached in (1.0, 0.5, 0.1)]
+    assert counts == sorted(counts, reverse=True) and counts[0] > counts[-1]
+
+
 def test_a_few_right_ones_are_no_certainty() -> None:
     shadows = Shadows.none(1)
     assert shadows.alpha() == [0.0]
@@ -207,7 +247,7 @@ def test_where_no_draft_pays_little_is_read(monkeypatch: pytest.MonkeyPatch) -> 
 
         return count
 
-    monkeypatch.setattr(DynamicExit, "_best", lambda self, shadows, most: (0, 0))
+    monkeypatch.setattr(DynamicExit, "_best", lambda self, shadows, most, price=None: (0, 0))
     monkeypatch.setattr(DynamicExit, "_of_round", counted(0))
     monkeypatch.setattr(DynamicExit, "_of_prompt", counted(1))
     engine = Setting().engine()

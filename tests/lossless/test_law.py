@@ -3,7 +3,6 @@ seeds)."""
 
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,13 +11,11 @@ import torch
 from scipy.stats import chi2
 
 from paceline.core.params import SamplingParams
-from paceline.core.plan import MinChance, Panel, Plan
+from paceline.core.plan import MinChance
 from paceline.core.registry import refusal
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS, dyspec, model
 from paceline.engine.loop import Engine
-from paceline.plan.allocate import Price
-from paceline.plan.cut import trim
 from paceline.sample.sampler import Sampler
 from paceline.verify import VERIFIERS
 from tests.lossless.cases import EOS, FEATURES, GRAMMARS, HAVE, Setting
@@ -163,23 +160,6 @@ def test_the_law_is_kept(drafter: str, verifier: str, feature: str) -> None:
 def test_the_law_is_kept_full(drafter: str, verifier: str, feature: str) -> None:
     """About 1,600 tests in all, so each may be unlucky; a mutant falls below this bound, too."""
     assert worst_p(drafter, verifier, feature, draws=DRAWS_FULL) > 1e-6
-
-
-@pytest.mark.parametrize("verifier", sorted({v for _, v in CELLS}))
-def test_the_law_is_kept_where_drafts_are_cut(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The planner takes rows from drafts that are there already: what lost its row is judged like any other."""
-    first, second, *_ = (d for d, v in CELLS if v == verifier and not DRAFTERS.card(d).arms and d != "none")
-    cuts = [0]
-
-    def counted(plan: Plan, drafted: Sequence[int], chain: Callable[[str], bool]) -> Any:
-        left, depths = trim(plan, drafted, chain)
-        cuts[0] += sum(had - has for had, has in zip(drafted, left))
-        return left, depths
-
-    monkeypatch.setattr(Price, "panels", lambda self, choice, goodput: (Panel(self.base.rows + 20, 1e9, 0.0),))
-    monkeypatch.setattr("paceline.engine.drafters.trim", counted)
-    assert worst_p(f"{first}|{second}", verifier, "temperature", range(1)) > 1e-4
-    assert cuts[0]
 
 
 @pytest.mark.parametrize(

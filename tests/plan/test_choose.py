@@ -13,7 +13,7 @@ from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
 from paceline.plan import HORIZON, DrafterFacts, Share
-from paceline.plan.allocate import LEAST, MARGIN, Price
+from paceline.plan.allocate import MARGIN
 from paceline.plan.arm import Arm
 from paceline.plan.belief import Belief, Beliefs, Expected, Key
 from paceline.plan.choose import MOST_BELIEFS, REST, Goodput
@@ -82,35 +82,6 @@ def test_nobody_is_given_a_drafter_for_being_unknown() -> None:
     times.drafts["tree"] = Terms(dict.fromkeys(times.drafts["model"].weights, 1e-9))
     choice, _ = pick.best(requests(4, ("model", "tree")), 10**6, base(4))
     assert {drafter for drafter, _ in choice.values()} == {"tree"}
-
-
-def test_two_rows_in_one_step_of_twenty_are_not_a_tenth_of_a_row_in_each() -> None:
-    """Where the second row more costs nine times the first one, a lone request pays for both whenever it has two."""
-
-    class Dear(StepTimes):
-        def of_target(self, work: Work) -> float:
-            return (1.0, 1.1, 2.0)[work.rows - 1]
-
-        def of_draft(self, part: Drafting) -> float:
-            return 0.0
-
-        def of_rest(self, requests: int, nodes: float, passes: int = 1) -> float:
-            return 0.0
-
-    class Seldom(Beliefs):
-        kept = 0.4
-
-        def expected(self, request: int | None, key: Key, depth: int, bound: int = 0) -> Expected:
-            return Expected([self.kept] * depth, [self.kept * 0.05] * depth, [0.05] * depth)
-
-    pick = chooser(Dear())
-    pick.arms["a"], pick.beliefs = Arm("a", DrafterFacts(2, chain=True), (2,)), (lookup := Seldom())
-    assert pick.best(requests(1), 8, base(1))[0] == {}
-    lookup.kept = 0.8
-    choice, goodput = pick.best(requests(1), 8, base(1))
-    assert choice and goodput == pytest.approx((1 + 0.1 * 0.8) / (1 + 0.1 * 0.5))
-    worth = Price(Dear(), base(1)).worth(choice, goodput)
-    assert worth["a"].row == pytest.approx(goodput * 0.5)
 
 
 GOLDEN = {
@@ -202,24 +173,6 @@ def test_as_good_as_every_uniform_choice(batch: int, a: float, b: float, cost_a:
             assert goodput * MARGIN >= tokens / (seconds + (times.of_draft(part) if sum(each) else 0.0)) - 1e-9
 
 
-def test_to_each_its_own() -> None:
-    """Of two requests one is best served by each drafter, where neither costs much."""
-
-    class PerRequest(Beliefs):
-        def expected(self, request: int | None, key: Key, depth: int, bound: int = 0) -> Expected:
-            rate = 0.9 if (request == 0) == (key[0] == "a") else 0.05
-            return Expected([rate] * depth, [rate ** (d + 1) for d in range(depth)], [1.0] * depth)
-
-    class Cheap(H100):
-        def of_draft(self, part: Drafting) -> float:
-            return 1e-5 * part.depth
-
-    pick = chooser(Cheap())
-    pick.beliefs = PerRequest()
-    choice, _ = pick.best(requests(2, "ab"), 99, base(2))
-    assert (choice[0][0], choice[1][0]) == ("a", "b")
-
-
 def test_a_tree_that_ends_itself_is_whole_alone_and_small_where_drafting_it_costs() -> None:
     """By what its nodes cost to draft, and a row of it by what the pass costs: what to draft it weighs itself."""
 
@@ -242,7 +195,7 @@ def test_a_tree_that_ends_itself_is_whole_alone_and_small_where_drafting_it_cost
         _, goodput = pick.best(rs, 99, base(count))
         assert {share.nodes for share in got.values()} == {nodes}
         worth = got[0].min_chance
-        assert worth is not None and worth.row == pytest.approx(max(LEAST, goodput * 1.844e-5))
+        assert worth is not None and worth.row == pytest.approx(goodput * 1.844e-5)
 
 
 def test_wishes_and_limits_hold() -> None:
@@ -396,7 +349,10 @@ def test_worth_is_the_price_of_a_node_in_tokens() -> None:
     goodput = sum(0.8**d for d in range(k + 1)) / seconds(k)
     assert share.min_chance is not None
     row = (times.of_target(base(1, k)) - times.of_target(base(1))) / k
-    assert share.min_chance == MinChance(pytest.approx(max(LEAST, goodput * row)), pytest.approx(goodput * 0.452e-3))
+    pass_ = goodput * times.of_target(base(1))
+    assert share.min_chance == MinChance(
+        pytest.approx(goodput * row), pytest.approx(goodput * 0.452e-3), pytest.approx(pass_)
+    )
     assert 0.8 ** (k + 1) < share.min_chance.node <= 0.8**k + 1e-9
 
 

@@ -70,7 +70,7 @@ class Population:
         table.enrol("ngram", DrafterFacts(self.nodes, chain=True))
         self.policy = policies.policy(
             self.schedule, self.order, self.budget, forecast=Stairs(measured=self.group_size is None),
-            group_size=self.group_size, expects=table.policy.expects,
+            group_size=self.group_size, expects=table.expects,
             tbt_target_ms=None if self.target is None else 1e3 * self.target,
             layers=5,
         )  # fmt: skip

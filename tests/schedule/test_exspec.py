@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
+from paceline.engine.drafter_table import DrafterTable
 from paceline.plan import DrafterFacts, LengthPolicy, Share, StepDecision
-from paceline.plan.allocate import Point
-from paceline.plan.choose import Goodput, HeldChoice
 from paceline.plan.cost import StepTimes
 from paceline.schedule import policies
 from paceline.schedule.chunked import Chunked
@@ -34,7 +33,7 @@ def grouped(batch: int) -> Grouped:
     return Grouped(Chunked(fcfs, 512), batch, chain_of_four)
 
 
-def chain_of_four(request: Request, requests: int) -> int:
+def chain_of_four(request: Request) -> int:
     return 4 if request.params.max_nodes is None else request.params.max_nodes
 
 
@@ -68,19 +67,16 @@ def test_step_times_decide_whether_to_group(read: float, row: float, whole: bool
 
 
 def test_a_shape_has_the_rows_that_the_policy_is_going_to_give() -> None:
-    """Under `auto` those of the choice that holds; of one that came since, what most have."""
-    made = Goodput(StepTimes(), lambda request, drafter: 16)
-    made.enrol("ngram", DrafterFacts(nodes=8, chain=True))
-    rs = [request(i, 9) for i in range(3)]
-    for r in rs:
-        r.arms = ("ngram",)
-    policy = Grouped(Chunked(fcfs, 512), 2, made.expects)
-    assert policy.shape(rs[0]) == (1, 0), "nothing was chosen yet"
-    point = Point(6, 6.0, 3.0, 6.0)
-    made.held[False] = HeldChoice({0: ("ngram", point)}, ("ngram", Point(4, 4.0, 2.0, 4.0)), count=2, left=9)
-    assert [policy.shape(r)[0] for r in rs] == [7, 5, 5]
-    rs[2].arms = ()
-    assert policy.shape(rs[2])[0] == 1 + made.fixed.expects(rs[2], 2)
+    """Those that a request was given last; of one that came since, those that most were given."""
+    table = DrafterTable("fixed", StepTimes())
+    table.enrol("ngram", DrafterFacts(nodes=8, chain=True))
+    rs = [request(i, 9, max_nodes=6 if i == 0 else None) for i in range(4)]
+    policy = Grouped(Chunked(fcfs, 512), 2, table.expects)
+    assert policy.shape(rs[0]) == (1, 0), "nothing was decided yet"
+    table.decide(rs[:3], 99, Work.of([(1, 9, 1)] * 3))
+    assert [policy.shape(r)[0] for r in rs] == [7, 9, 9, 9]
+    table.drop(rs[0])
+    assert policy.shape(rs[0])[0] == 9
 
 
 def test_the_first_bucket_that_fills_a_group_decodes() -> None:
@@ -137,12 +133,12 @@ def test_a_group_of_one_shape_gets_equal_rows_however_the_plan_divided_them() ->
     policy = grouped(2)
     rs = [request(0, 9), request(1, 9), request(2, 99)]
     assert ids(policy.turn(rs, 0.0)) == [0, 1]
-    given = [Item(rs[0], 1, 5, "ngram", "exact", chances=(0.9, 0.5)), Item(rs[1], 1, 2, "model", "exact", further=3)]
+    given = [Item(rs[0], 1, 5, "ngram", "exact"), Item(rs[1], 1, 2, "model", "exact", further=3)]
     prompt = request(3, 9)
     prompt.lease = Held(2)
     plan = policies.finished(policy, Plan([*given, Item(prompt, 7, 4, "ngram", "exact")]))
     assert [item.rows for item in plan.items] == [3, 3, 11] and policy.levelled == 1
-    assert plan.items[1] == given[1] and not plan.items[0].chances
+    assert plan.items[1] == given[1]
     assert policies.finished(policy, plan) == plan and policy.levelled == 1
 
 
@@ -155,10 +151,10 @@ def test_a_mixed_group_keeps_its_rows() -> None:
 
 
 class Uneven(LengthPolicy):
-    """Policy that gives each request another number of nodes, whatever its shape."""
+    """Policy that gives each request another number of nodes at each step, whatever its shape."""
 
     def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
-        given = {r.id: min(1 + r.id % 3, r.left - 1, room // len(requests)) for r in requests}
+        given = {r.id: min(1 + (r.id + len(r.output)) % 3, r.left - 1, room // len(requests)) for r in requests}
         return StepDecision({i: Share("user" if n > 0 else "none", max(n, 0), max(n, 0)) for i, n in given.items()})
 
 

@@ -25,21 +25,13 @@ class MinChance:
     """Price of one more row."""
     level: float = 0.0
     """Price of one more node of a chain apart from its row, such as a pass of a draft model."""
+    target: float = 0.0
+    """Price of a pass of the target, of which a drafter that runs some of its layers takes a share; 0: not known."""
 
     @property
     def node(self) -> float:
         """One more node of a chain."""
         return self.row + self.level
-
-
-@dataclass(frozen=True, slots=True)
-class Panel:
-    """A number of rows beyond which the cost of a pass jumps: the weights are read once for each panel of rows. Nodes
-    beyond it pay if they are expected to bring `opening` tokens, and `row` more for each."""
-
-    rows: int
-    opening: float
-    row: float
 
 
 class Item(NamedTuple):
@@ -54,8 +46,6 @@ class Item(NamedTuple):
     depth: int = MAX_CANDIDATES
     min_chance: MinChance | None = None
     """None: the drafter's own figures."""
-    chances: tuple[float, ...] = ()
-    """Chance of each row of the draft to be kept, never rising; () when the draft is not to be cut at a panel."""
     taps: tuple[str, ...] = ()
     """Hidden states of the target that are read for this request's rows (`Rows.taps`)."""
     further: int = 0
@@ -137,7 +127,6 @@ class Plan:
 
     items: list[Item] = field(default_factory=list)
     preempt: list[Request] = field(default_factory=list)
-    panels: tuple[Panel, ...] = ()
     passes: int = 1
     """Passes of the target in one call. More than one only where every item's request is `judge_free`, and the one
     drafter, if there is any, can draft in a run."""

@@ -39,9 +39,7 @@ class Result:
     probes: int = 0
     """Rows of probes, which are judged but never accepted."""
     drafted: int = 0
-    """Rows of the draft before any were cut."""
-    depth: int | None = None
-    """Depth to which a chain was cut; None: it was not."""
+    """Rows of the draft."""
     accepted: dict[str, list[int]] = field(default_factory=dict)
     """{drafter: the accepted nodes, as indices into the forest that it drafted}; a run has none."""
     emitted: int = 0

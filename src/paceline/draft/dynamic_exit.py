@@ -5,9 +5,10 @@ With L layers, alpha the share of right shadow tokens at exit l, and drafts of g
 
     TPL(l, g) = (1 - alpha^(g+1)) / (1 - alpha) / (L + g l)        tokens per layer.
 
-The best pair is taken. The paper lets a draft go on beyond g, up to the first token of less probability than tau, the
-mean of what right and wrong shadow tokens had. On the models measured here g itself brings more tokens per layer
-(docs/self-speculation.md).
+The best pair is taken. Where the planner knows prices (`MinChance`) the best one brings most tokens beyond what its
+passes of l layers and its rows cost in seconds. The paper lets a draft go on beyond g, up to the first token of less
+probability than tau, the mean of what right and wrong shadow tokens had. On the models measured here g itself brings
+more tokens per layer (docs/self-speculation.md).
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from paceline.core.component import TARGET
 from paceline.core.forest import Law
+from paceline.core.plan import MinChance
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, NEED_EXIT, NEED_PROGRAM, Ask, Host, View
 from paceline.draft.apart import Apart
@@ -44,8 +46,12 @@ INHERIT = 8.0
 
 def tokens_per_layer(alpha: float, layer: int, length: int, layers: int) -> float:
     """TPL (DEL, section 3.2): expected tokens of a round over the layers that it runs."""
-    expected = float(length + 1) if alpha >= 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
-    return expected / (layers + length * layer)
+    return expected_tokens(alpha, length) / (layers + length * layer)
+
+
+def expected_tokens(alpha: float, length: int) -> float:
+    """Expected tokens of a round with a draft of this length."""
+    return float(length + 1) if alpha >= 1 else (1 - alpha ** (length + 1)) / (1 - alpha)
 
 
 @dataclass(slots=True)
@@ -79,10 +85,25 @@ class Shadows:
         return (self.right / (self.right + self.wrong + EXIT_DOUBT)).tolist()
 
 
-def best(alpha: Sequence[float], exits: Sequence[int], layers: int, most: int = MAX_EXIT_DRAFT) -> tuple[int, int]:
-    """(number of the exit, length) of the largest TPL; length 0 where no draft pays."""
+def best(
+    alpha: Sequence[float],
+    exits: Sequence[int],
+    layers: int,
+    most: int = MAX_EXIT_DRAFT,
+    price: MinChance | None = None,
+) -> tuple[int, int]:
+    """(number of the exit, length) of the largest TPL, or of most tokens less what they cost; length 0 where no draft
+    pays."""
     pairs = [(0, 0), *((e, g) for e in range(len(exits)) for g in range(1, most + 1))]
-    return max(pairs, key=lambda p: tokens_per_layer(alpha[p[0]] if p[1] else 0.0, exits[p[0]], p[1], layers))
+
+    def value(pair: tuple[int, int]) -> float:
+        layer, length = exits[pair[0]], pair[1]
+        chance = alpha[pair[0]] if length else 0.0
+        if price is None or not price.target:
+            return tokens_per_layer(chance, layer, length, layers)
+        return expected_tokens(chance, length) - length * (price.row + price.target * layer / layers)
+
+    return max(pairs, key=value)
 
 
 @dataclass(slots=True)
@@ -124,11 +145,11 @@ class DynamicExit(EarlyExit):
             return nothing
         memory = self._memory(ask, view)
         shadows = memory.shadows
-        exit, length = self._best(shadows, min(MAX_EXIT_DRAFT, ask.item.chain))
+        exit, length = self._best(shadows, min(MAX_EXIT_DRAFT, ask.item.chain), ask.item.min_chance)
         memory.drafts = length > 0
         if not length:
             return nothing
-        # the price of a node is the planner's for a fixed length; here TPL decides
+        # the length is decided here, and no node ends it
         free = ask._replace(item=ask.item._replace(min_chance=None))
         return Leaving(free, ask.txn.base, layer=self.exits[exit], most=length)
 
@@ -147,7 +168,10 @@ class DynamicExit(EarlyExit):
             memory, common = self._memory(ask, view), self.common.of(ask.request)
             memory.seen += 1
             if not ask.request.output and ask.item.given > 1:
-                memory.drafts = common.rounds < SETTLED_ROUNDS or self._best(memory.shadows, MAX_EXIT_DRAFT)[1] > 0
+                memory.drafts = (
+                    common.rounds < SETTLED_ROUNDS
+                    or self._best(memory.shadows, MAX_EXIT_DRAFT, ask.item.min_chance)[1] > 0
+                )
                 if not memory.drafts:
                     continue
                 found = self._of_prompt(hidden, taps)
@@ -158,8 +182,8 @@ class DynamicExit(EarlyExit):
             for shadows in (memory.shadows, common):
                 shadows.add(found)
 
-    def _best(self, shadows: Shadows, most: int) -> tuple[int, int]:
-        return best(shadows.alpha(), self.exits, self.layers, most)
+    def _best(self, shadows: Shadows, most: int, price: MinChance | None = None) -> tuple[int, int]:
+        return best(shadows.alpha(), self.exits, self.layers, most, price)
 
     def _due(self, memory: ExitMemory, common: Shadows) -> bool:
         """Do the statistics learn from this round?"""

@@ -2,7 +2,8 @@
 
 Which ones is searched while texts grow: a set's *matchness* is the share of the latest tokens that the shortened model
 would have drawn, found in one pass over them in blocks of their own. The best set is kept for each task. The draft is a
-comb: a chain of first candidates, each with siblings that have no children, more of them where it is less sure.
+comb: a chain of first candidates, each with siblings that have no children, more of them where it is less sure. Where
+the planner knows prices, a place has another pass, and a sibling a row, while that is expected to bring what it costs.
 
 What such a pass keeps is *fuzzy* K/V. It lies in rows that verification computes again in every layer, or in blocks
 that no request holds; no other component reads it.
@@ -10,6 +11,7 @@ that no request holds; no other component reads it.
 
 from collections import OrderedDict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import exp
 
 import torch
@@ -50,8 +52,22 @@ def task(request: Request) -> object:
 
 
 def siblings(probability: float, counts: Sequence[int]) -> int:
-    """Candidates at a place whose first one has this probability."""
+    """Candidates at a place whose first one has this probability, as the paper has them."""
     return counts[next((i for i, level in enumerate(LEVELS) if probability > level), len(LEVELS))]
+
+
+def priced(reached: float, probability: float, row: float, pass_: float) -> tuple[int, bool]:
+    """Candidates at a place that is reached with this chance and whose first one has this probability, and whether the
+    draft goes on behind that. The i-th sibling has at most an i-th of what the first one leaves."""
+    return 1 + int(reached * (1.0 - probability) / row), reached * probability >= row + pass_
+
+
+@dataclass(slots=True)
+class Comb:
+    """A tree's sub-layers that are left out, and the chance that the end of its chain is reached."""
+
+    choice: Choice
+    reached: float = 1.0
 
 
 @DRAFTERS.register(
@@ -94,17 +110,17 @@ class Swift(TreeDrafter):
         return ask.txn.base
 
     def plant(self, tree: Tree) -> None:
-        tree.memo = self.search(tree.ask.request).best
+        tree.memo = Comb(self.search(tree.ask.request).best)
 
     def passes(self, trees: Sequence[Tree]) -> Sequence[Sequence[Tree]]:
         """Requests of one set share passes."""
         sets: dict[Choice, list[Tree]] = {}
         for tree in trees:
-            sets.setdefault(tree.memo, []).append(tree)
+            sets.setdefault(tree.memo.choice, []).append(tree)
         return [*sets.values()]
 
     def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> torch.Tensor:
-        return self.model.forward(builder.build(self.model.device, program=skipping(trees[0].memo))).logits
+        return self.model.forward(builder.build(self.model.device, program=skipping(trees[0].memo.choice))).logits
 
     def expand(self, tree: Tree, laws: Laws) -> list[int]:
         """The number of siblings depends on the first one alone, which a rule looks at first."""
@@ -112,9 +128,14 @@ class Swift(TreeDrafter):
         for place, draws in laws.items():
             if not draws.token or not tree.left:
                 continue
-            sure = exp(draws.log_q[0])
-            new = [tree.add(place, token) for token in draws.token[: min(siblings(sure, counts), tree.left)]]
-            return new[:1] if sure >= SURE_PROBABILITY and tree.depth[new[0]] < DEEPEST and tree.left else []
+            sure, price, comb = exp(draws.log_q[0]), tree.ask.item.min_chance, tree.memo
+            many, further = siblings(sure, counts), sure >= SURE_PROBABILITY
+            if price is not None and price.target and price.row:
+                share = 1.0 - self.count / (self.width_of_choice + 4)
+                many, further = priced(comb.reached, sure, price.row, price.target * share)
+                comb.reached *= sure
+            new = [tree.add(place, token) for token in draws.token[: min(many, tree.left)]]
+            return new[:1] if further and tree.depth[new[0]] < DEEPEST and tree.left else []
         return []
 
     def learn(self, view: View) -> None:

@@ -72,7 +72,7 @@ class Desk:
             group_size=config.group_size,
             layers=layers,
             layer_groups=config.layer_groups,
-            expects=table.policy.expects,
+            expects=table.expects,
         )
         return cls(cache, schedule, planner, table, config.max_requests)
 
@@ -252,14 +252,13 @@ class Desk:
         if not result.tokens:
             return []
         left = min(passes * (1 + item.chain), request.left, 1 + item.depth)
-        deepest = item.depth if result.depth is None else result.depth
         authors = [author for round in result.rounds for author in (*[item.drafter] * round.depth, None)]
         for token, author in zip(result.tokens[: result.emitted], authors):
             request.append(token, author)
         notes = []
         for before, kept, round in result.heard():
             told = [int(depth < kept) for depth in range(len(round.offered))]
-            deep = min(deepest, left - before - 1)
+            deep = min(item.depth, left - before - 1)
             notes.append(Note(request.id, item.drafter, item.nodes, deep, round.offered, told))
         request.round += len(notes)
         request.stats.passes += len(notes)

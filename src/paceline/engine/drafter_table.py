@@ -1,5 +1,6 @@
 """Drafters that may draft, as decisions see them: sizes, limits and K/V groups, without the drafters themselves."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,6 +29,8 @@ class DrafterTable:
         """{drafter: nodes of a step}"""
         self.policy = POLICIES.get(policy)(Basis(times, self.depth, cheap_rows, row_cost, patience, known))
         self.decision = StepDecision()
+        self._nodes: dict[int, int] = {}
+        """{request: nodes that it was given last}"""
         self.verifier_taps: dict[str, tuple[str, ...]] = {}
         """{verifier: hidden states of the target that it reads}"""
         self.shares = False
@@ -46,7 +49,18 @@ class DrafterTable:
     def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         """Decide a step."""
         self.decision = self.policy.decide(requests, room, base)
+        self._nodes |= {i: share.nodes for i, share in self.decision.shares.items()}
         return self.decision
+
+    def expects(self, request: Request) -> int:
+        """Nodes that a decoding request is likely to get next: as many as last; of a new one, as many as most got."""
+        usual = Counter(share.nodes for share in self.decision.shares.values()).most_common(1)
+        return self._nodes.get(request.id, usual[0][0] if usual else 0)
+
+    def drop(self, request: Request) -> None:
+        """A request has ended."""
+        self._nodes.pop(request.id, None)
+        self.policy.drop(request)
 
     def chain(self, drafter: str) -> bool:
         """Does it draft chains?"""

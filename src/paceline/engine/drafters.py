@@ -29,7 +29,6 @@ from paceline.engine.placement import NO_PLACEMENT as SERIAL
 from paceline.engine.prune import prune
 from paceline.engine.recorder import Recorder
 from paceline.plan import DrafterFacts
-from paceline.plan.cut import trim
 from paceline.verify import VERIFIERS
 
 log = logging.getLogger("paceline")
@@ -50,9 +49,7 @@ class Drafts:
     names: list[str] = field(default_factory=list)
     """Drafters whose forests were joined, in their order."""
     drafted: list[int] = field(default_factory=list)
-    """Rows of each item's draft before any were cut."""
-    depths: list[int | None] = field(default_factory=list)
-    """Depth to which each item's chain was cut; None: it was not."""
+    """Rows of each item's draft."""
     run: bool = False
     proposer: Proposer | None = None
     drafter: str | None = None
@@ -204,11 +201,9 @@ class DrafterPool:
             self.book(name, self.clock() - started)
         given = [item.request.tokens[item.request.length :][: item.given] for item in plan.items]
         drafted = self._drafted(items, parts.values())
-        left, depths = trim(plan, drafted, lambda name: self.cards[name].shape == "chain")
-        deep = [item.depth if depth is None else depth for item, depth in zip(plan.items, depths)]
-        forest = join(given, [*parts.values()], left, deep)
+        forest = join(given, [*parts.values()], drafted, [item.depth for item in plan.items])
         entries = entered(plan, forest, [*parts.values()])
-        drafts = Drafts(asks, forest, [*parts], drafted, depths, run, proposer, plan.drafter, entries, forests)
+        drafts = Drafts(asks, forest, [*parts], drafted, run, proposer, plan.drafter, entries, forests)
         drafts.exit = max((self.cards[kind(name)].exit for name in self._ahead(drafts)), default=0.0)
         return drafts
 

@@ -220,7 +220,7 @@ class Engine:
         self.desk.policy.learn([*notes, *found], work, parts, times)
         self.desk.totals.account(self.table.decision.account, plan.why)
         for request in ended:
-            self.desk.policy.drop(request)
+            self.desk.table.drop(request)
         return changed
 
     def _compute(self, plan: Plan, txns: Sequence[Txn], drafts: Drafts) -> Computed:

@@ -149,7 +149,7 @@ class Operations:
         self.desk.close(request)
         if request.finish is not None:
             self.session.leave(request)
-            self.desk.policy.drop(request)
+            self.desk.table.drop(request)
 
     @apply.register
     def _join(self, operation: Join, now: float) -> None:
@@ -449,7 +449,7 @@ class Operations:
     def _leave(self, request: Request) -> None:
         self.desk.leave(request)
         self.session.leave(request)
-        self.desk.policy.drop(request)
+        self.desk.table.drop(request)
 
     def _again(self, request: Request) -> None:
         """Restart what follows a text that has changed."""

@@ -6,7 +6,7 @@ from math import inf
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from paceline.core.forest import MAX_CANDIDATES
-from paceline.core.plan import MinChance, Note, Panel, Work
+from paceline.core.plan import MinChance, Note, Work
 from paceline.core.registry import Ahead, Registry, Runs
 from paceline.core.request import Request
 
@@ -26,7 +26,6 @@ class Share(NamedTuple):
     nodes: int
     depth: int
     min_chance: MinChance | None = None
-    chances: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,6 @@ class StepDecision:
 
     shares: Mapping[int, Share] = field(default_factory=dict)
     """{request id: share}"""
-    panels: tuple[Panel, ...] = ()
-    """Where drafts may be cut once they are drawn, fewest rows first."""
     passes: int = 1
     """Most passes of the target in the step."""
     why: tuple[str, ...] = ()
@@ -113,10 +110,6 @@ class LengthPolicy:
         """Decide a step. `requests` draw a token in it, and get 0 .. MAX_CANDIDATES nodes each, at most `room` in all.
         `base`: the pass without any nodes. Without room the answer is about K/V groups alone."""
         return StepDecision({r.id: Share("none", 0, 0) for r in requests})
-
-    def expects(self, request: Request, requests: int) -> int:
-        """Nodes that a decoding request is likely to get in the next step, as one of `requests`."""
-        return 0
 
     def learn(self, notes: Sequence[Note], work: Work, parts: "Sequence[Drafting]", times: "Times") -> None:
         """What the step that was decided last has taught."""

@@ -76,7 +76,7 @@ class Arm:
             if part is not None and part in beliefs.of:
                 expected = expected.beside(beliefs.expected(request, part, min(n, limit, DEPTH), bound))
             rows = min(float(n), sum(expected.rows)) if known else float(n)
-            points.append(Point(n, 0, sum(expected.kept), rows, expected))
+            points.append(Point(n, 0, sum(expected.kept), rows))
         return points
 
     def _chains(
@@ -92,5 +92,5 @@ class Arm:
                 deep += 1.0 - (1.0 - min(1.0, expected.rows[d])) ** count  # of all, the deepest
             done = min(n, limit)
             whole = tokens * prepared(expected.kept, done) if self.path else tokens
-            points.append(Point(n, n + 1 if self.facts.ahead else max(1.0, deep), whole, rows, expected))
+            points.append(Point(n, n + 1 if self.facts.ahead else max(1.0, deep), whole, rows))
         return points

@@ -9,7 +9,7 @@ it. A text counts for less with each round in the mean, so that one long text do
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from math import inf, log, sqrt
+from math import inf, sqrt
 from typing import Any
 
 OWN_MEMORY, HALF_LIFE = 0.92, 512.0
@@ -25,15 +25,10 @@ DEEPER = 0.85
 """Highest prior chance of a node below another."""
 Z = 1.3
 """Standard deviations from the mean to a bound."""
-CHANGE = 3.5
-"""Standard deviations between the latest rounds and all at which a drafter counts as changed."""
 VOTE, LEAST_VOTE = 8.0, 0.1
 """Rounds of a text after which each counts half in the mean, and the least that one counts."""
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
-COLLAPSE = 6.0
-"""Log-likelihood of a row of rejected first nodes, were they kept as often as the text's were, at which what was kept
-before counts for nothing."""
 DEPTH = 16
 """Deepest place that is counted."""
 
@@ -50,8 +45,6 @@ class Tally:
     tries: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     hits: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     at: int = 0
-    missed: int = 0
-    """The latest rounds in which nothing was kept."""
 
     def fade(self, now: int) -> None:
         """Make the counts those of this pass."""
@@ -85,14 +78,6 @@ class Expected:
         """Figures of a draft that has this other one in it, which is at least as deep: it brings at least as much."""
         return Expected(self.chance, [max(mine, other) for mine, other in zip(self.kept, part.kept)], self.rows)
 
-    def per_row(self) -> tuple[float, ...]:
-        """The chance of each row to be kept, never rising."""
-        out, least = list[float](), 1.0
-        for kept, rows in zip(self.kept, self.rows):
-            least = min(least, kept / max(rows, kept, 1e-9))
-            out += [least] * max(1, round(rows))
-        return tuple(out)
-
 
 @dataclass(slots=True)
 class Belief:
@@ -103,8 +88,6 @@ class Belief:
     """Does it end a draft where it is not sure? Then a depth that was never asked for is expected to have a row only
     where the one above is kept."""
     mean: Tally = field(default_factory=Tally)
-    late: Tally = field(default_factory=lambda: Tally(OWN_MEMORY))
-    """The latest rounds alone: are they still like the others?"""
     own: dict[int, Tally] = field(default_factory=dict)
     """{request id: its own counts}"""
     rounds: dict[int, int] = field(default_factory=dict)
@@ -112,36 +95,18 @@ class Belief:
     offered: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     """Rounds that asked for a depth, and the nodes that had a row there."""
 
-    def observe(self, request: int, asked: int, offered: Sequence[int], kept: Sequence[int], now: int) -> bool:
-        """One round. Has the drafter changed?"""
+    def observe(self, request: int, asked: int, offered: Sequence[int], kept: Sequence[int], now: int) -> None:
+        """One round."""
         if request not in self.own:
             self.own[request], self.rounds[request] = Tally(OWN_MEMORY, at=now), 0
         weight = max(LEAST_VOTE, 1.0 / (1.0 + self.rounds[request] / VOTE))
         self.rounds[request] += 1
         own = self.own[request]
         own.add(asked, kept, 1.0, now)
-        own.missed = 0 if any(kept) else own.missed + 1
-        chance = (own.hits[0] + 1.0) / (own.tries[0] + 2.0)
-        if own.missed > 2 and own.missed * -log(1.0 - chance) > COLLAPSE:
-            own.hits, own.tries[1:] = [0.0] * DEPTH, [0.0] * (DEPTH - 1)
         self.mean.add(asked, kept, weight, now)
-        self.late.add(asked, kept, weight, now)
         for d in range(asked):
             self.asked[d] = 0.95 * self.asked[d] + 1.0
             self.offered[d] = 0.95 * self.offered[d] + (offered[d] if d < len(offered) else 0)
-        if not self._changed():
-            return False
-        self.mean = Tally(1.0, list(self.late.tries), list(self.late.hits), now)
-        return True
-
-    def _changed(self) -> bool:
-        """Are the latest first nodes kept more or less often than all were?"""
-        n, m = self.late.tries[0], self.mean.tries[0] - self.late.tries[0]
-        if n < 4.0 or m < 4.0:
-            return False
-        p, q = self.late.hits[0] / n, (self.mean.hits[0] - self.late.hits[0]) / m
-        both = min(0.95, max(0.05, (n * p + m * q) / (n + m)))
-        return abs(p - q) > CHANGE * sqrt(both * (1 - both) * (1 / n + 1 / m))
 
     def known(self, now: int) -> float:
         """Rounds that speak for it now."""
@@ -207,8 +172,6 @@ class Beliefs:
     priors: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """{drafter: `Belief.prior` and `Belief.ends`}"""
     now: int = 0
-    changes: int = 0
-    """How often a drafter has changed."""
 
     def branch(self) -> "Beliefs":
         """A copy that learns by itself. Counts of single texts stay behind."""
@@ -223,7 +186,7 @@ class Beliefs:
     def observe(self, request: int, key: Key, asked: int, offered: Sequence[int], kept: Sequence[int]) -> None:
         """One round: a draft `asked` deep; nodes with a row and nodes kept at depth 1, 2, ..."""
         if asked >= 1:  # else there was no room for a token, and it says nothing
-            self.changes += self.belief(key).observe(request, min(asked, DEPTH), offered, kept, self.now)
+            self.belief(key).observe(request, min(asked, DEPTH), offered, kept, self.now)
 
     def expected(self, request: int | None, key: Key, depth: int, bound: int = 0) -> Expected:
         return self.belief(key).expected(request, depth, self.now, bound)

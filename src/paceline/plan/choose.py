@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.plan import MinChance, Note, Panel, Work
+from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
 from paceline.plan import NONE, POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
@@ -46,7 +46,6 @@ class HeldChoice:
     usual: Pick | None = None
     """What most of them were given, of the least size."""
     worth: dict[str, MinChance] = field(default_factory=dict)
-    panels: tuple[Panel, ...] = ()
     goodput: float = 0.0
     count: int = 0
     """Requests that it was made for."""
@@ -205,7 +204,7 @@ class Goodput(LengthPolicy):
             self._decide(now, open_, room, base)
         now.left -= first
         tried = self._try(now, open_, base) if first else None
-        decision.panels, decision.why = now.panels, now.why
+        decision.why = now.why
         worth = now.worth
         if tried is not None:
             picks, worth, why = tried
@@ -221,24 +220,16 @@ class Goodput(LengthPolicy):
             drafter, point = pick
             nodes = min(point.nodes, room)
             room -= nodes
-            chances = point.law.per_row() if now.panels and not trying and point.law is not None else ()
-            shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter), chances)
+            shares[request.id] = Share(drafter if nodes else NONE, nodes, depth, worth.get(drafter))
         return none | shares
 
-    def expects(self, request: Request, requests: int) -> int:
-        if not request.arms:
-            return self.fixed.expects(request, requests)
-        pick = self.held[False].pick(request)
-        return pick[1].nodes if pick is not None else 0
-
     def _passes(self, requests: Sequence[Request], decision: StepDecision, base: Work) -> int:
-        """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Not
-        where drafts may be cut, and few where a plain step is measured while drafts run."""
+        """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Few
+        where a plain step is measured while drafts run."""
         drafting = [r for r in requests if decision.shares[r.id].nodes]
         names = {decision.shares[r.id].drafter for r in drafting}
-        nodes = sum(decision.shares[r.id].nodes for r in drafting)
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
-        if not runs or not self._straight or any(panel.rows < base.rows + nodes for panel in decision.panels):
+        if not runs or not self._straight:
             return 1
         points = [
             self._points(r, s.drafter, [s.nodes], min(s.depth, DEPTH), len(drafting))[0]
@@ -268,7 +259,7 @@ class Goodput(LengthPolicy):
         """Choose again."""
         choice, now.goodput = self.best(requests, room, base)
         price = self._price(requests, base)
-        now.worth, now.panels = price.worth(choice, now.goodput), price.panels(choice, now.goodput)
+        now.worth = price.worth(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
         young = any(self._rounds(i, name, at.nodes) < YOUNG for i, (name, at) in choice.items())
@@ -400,15 +391,12 @@ class Goodput(LengthPolicy):
             self._look = self.step + YOUNG * work.passes
         if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self.trial:
             self.times.observe(work, parts, times)
-        changes = self._changes()
         for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
             if arm is not None and arm.path:  # nothing prepared says nothing of the draft
                 depth = min(depth, len(note.offered))
             if arm is not None and depth:
                 self._known(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
-        if self._changes() > changes:
-            self._reconsider()
 
     def _account(self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """Book the step with the governor."""
@@ -433,9 +421,6 @@ class Goodput(LengthPolicy):
                     requests, all_ = got.get(key, (0, 0))
                     got[key] = requests + 1, all_ + count
             self.governor.drafted(work, times.total, got, sum(tokens.values()), self._straight)
-
-    def _changes(self) -> int:
-        return sum(each.changes for each in (self.beliefs, *self.apart.values()))
 
     def _enter(self, request: Request) -> None:
         """Note whose request it is. A tenant begins with what requests without a tenant have taught so far."""

@@ -11,7 +11,6 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 from math import inf
 from typing import Any
 
@@ -20,8 +19,6 @@ from paceline.core.plan import Work
 KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 """Rows; the step from 16 to 17 opens a panel."""
 PANEL = 16
-OPENINGS = tuple(low for low, high in pairwise(KNOTS) if high == low + 1 and low % PANEL == 0)
-"""Rows that fill their panels, as far as the table knows what one more costs."""
 STEEP, LEAST_ROWS = 1.5, 4
 """How much longer a pass of twice the rows takes where the second half is not cheap; so few rows always are."""
 RATE, DRIFT = 0.1, 0.2

@@ -7,9 +7,10 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.plan import POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
-from paceline.plan.allocate import MOST
 from paceline.plan.cost import StepTimes
 
+MOST = 0.6
+"""Most that a row, or a level, has to bring."""
 TOKENS, ROWS = 2.5, 3
 """Tokens and rows of a request in a usual step."""
 USUAL = 12
@@ -47,11 +48,6 @@ class FixedLength(LengthPolicy):
             shares[request.id] = Share(request.drafter, nodes, depth, price)
         return shares
 
-    def expects(self, request: Request, requests: int) -> int:
-        if request.drafter == "none":
-            return 0
-        return self.nodes(request, Work.of([(1, len(request.tokens), 1)] * requests))
-
     @property
     def measured(self) -> StepTimes | None:
         """The table, where its prices hold."""
@@ -83,7 +79,7 @@ class FixedLength(LengthPolicy):
         if not row and not level:
             return None
         pace = TOKENS / (1 + (ROWS - 1) * (row * n + level))
-        return MinChance(min(MOST, row * n * pace), min(MOST, level * pace))
+        return MinChance(min(MOST, row * n * pace), min(MOST, level * pace), pace)
 
     def row(self, base: Work) -> float:
         """What a row more costs, in passes of one row for each request."""

@@ -93,7 +93,7 @@ class Planner:
                 items.append(item._replace(taps=self.taps(request), further=further, first=request.layer))
         kept, preempt = fit(items, turn if order is None else order, room)
         passes = 1 if prompts or inside else self._passes(kept, decision.passes, room)
-        return Plan(kept, preempt, decision.panels, passes, decision.why)
+        return Plan(kept, preempt, passes, decision.why)
 
     def _passes(self, items: Sequence[Item], most: int, room: Room) -> int:
         """Passes of the target in this step: no more than any request has tokens left, or the cache has room for; one

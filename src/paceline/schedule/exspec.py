@@ -17,11 +17,11 @@ PATIENCE_ROUNDS = 4
 """Rounds, of as many steps as it takes to serve all requests once, for which a decoding request may be left out before
 its own group is the next."""
 
-Expects = Callable[[Request, int], int]
-"""(request, requests of the step) -> nodes that the length policy is going to give it."""
+Expects = Callable[[Request], int]
+"""Nodes that the length policy is likely to give a request."""
 
 
-def none(request: Request, requests: int) -> int:
+def none(request: Request) -> int:
     """Nobody drafts."""
     return 0
 
@@ -74,10 +74,7 @@ class Grouped:
         if not self._alike or not longer:
             return plan
         self.levelled += 1
-        cut = [
-            item._replace(nodes=least, further=0, chances=()) if item.request.id in longer else item
-            for item in plan.items
-        ]
+        cut = [item._replace(nodes=least, further=0) if item.request.id in longer else item for item in plan.items]
         return replace(plan, items=cut)
 
     @property
@@ -87,7 +84,7 @@ class Grouped:
 
     def shape(self, request: Request) -> tuple[int, int]:
         """Rows that the plan is going to give it, and its length class."""
-        nodes = min(self.expects(request, self.batch), request.left - 1)
+        nodes = min(self.expects(request), request.left - 1)
         return nodes + 1, len(request.tokens) // LENGTH_CLASS
 
     def _chosen(self, window: Sequence[Request]) -> Sequence[Request]:

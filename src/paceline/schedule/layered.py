@@ -72,7 +72,7 @@ class Layered:
         if item.first == 0 and end == self.layers:
             return item
         last, share = None if end == self.layers else end, (end - item.first) / self.layers
-        return item._replace(nodes=0, depth=0, further=0, chances=(), last=last, share=share)
+        return item._replace(nodes=0, depth=0, further=0, last=last, share=share)
 
 
 def decodes(request: Request) -> bool:

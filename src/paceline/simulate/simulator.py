@@ -4,7 +4,6 @@ from collections import deque
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
 
 from paceline.core.errors import CapacityError, IntegrityError
 from paceline.core.noise import SimulationNoise
@@ -13,7 +12,6 @@ from paceline.core.result import Result, Round
 from paceline.engine.desk import lease_of
 from paceline.engine.measured import measured
 from paceline.plan.cost import Drafting, StepTimes, Times, judged
-from paceline.plan.cut import trim
 from paceline.simulate.log import Event, Outcome, Step
 from paceline.simulate.twin import Twin
 from paceline.simulate.workload import Workload, WorkloadJob
@@ -80,10 +78,7 @@ class Simulator:
             results = [self._drawn(item, plan.passes) for item in plan.items]
         else:
             draws = [self._draw(item, twin) for item in plan.items]
-            left, depths = trim(plan, [sum(offered) for offered, _ in draws], twin.table.chain)
-            results = [self._result(item, *draw, rows) for item, draw, rows in zip(plan.items, draws, left)]
-            for result, depth in zip(results, depths):
-                result.depth = depth
+            results = [self._result(item, *draw) for item, draw in zip(plan.items, draws)]
         advanced = [each for item, result in zip(plan.items, results) for each in self._advances(item, result, twin)]
         done = measured(plan, [item.request.length for item in plan.items], results, twin.table.chain)
         return self._taken(plan, twin, results, advanced, done)
@@ -130,22 +125,19 @@ class Simulator:
             return self._prepared(item)
         return self.workload.rates.draw(item, self.noise) if item.completes and item.nodes else ([], 0)
 
-    def _result(self, item: Item, drafted: Sequence[int], kept: int, left: int) -> Result:
-        """The next tokens of the recorded output, as many as the draw says; what follows its end is made up. Of the
-        draft's rows the first ones stay, as many as are `left`."""
+    def _result(self, item: Item, offered: list[int], kept: int) -> Result:
+        """The next tokens of the recorded output, as many as the draw says; what follows its end is made up."""
         if not item.completes:
             return Result()
         speech, before = self.workload.outputs[item.request.id], len(item.request.output)
         ahead = speech.tokens[before : before + item.nodes + 1]
-        starts = accumulate(drafted, initial=0)
-        offered = [min(rows, left - start) for rows, start in zip(drafted, starts) if start < left]
         kept = min(kept, len(offered), len(ahead))
         emitted = min(kept + 1, len(ahead))
         return Result(
             [*ahead, 0][: kept + 1],
             list(range(kept)),
             [Round.of(offered, kept)],
-            drafted=sum(drafted),
+            drafted=sum(offered),
             emitted=emitted,
             finish=speech.finish if before + emitted == len(speech.tokens) else None,
         )

@@ -110,7 +110,7 @@ class Twin:
                 self._forget(item.request)
 
     def _forget(self, request: Request) -> None:
-        self.desk.policy.drop(request)
+        self.desk.table.drop(request)
         del self.requests[request.id]
 
 

@@ -49,7 +49,7 @@ class DraftRates:
         key = self._key(given.drafter, given.nodes)
         belief = self.beliefs.belief(key)
         own = belief.own.setdefault(given.id, Tally())
-        deepest = min(given.nodes, given.depth if result.depth is None else result.depth, DEPTH)
+        deepest = min(given.nodes, given.depth, DEPTH)
         for _, kept, round in result.heard():
             if self.entries[given.drafter].ahead == "path":  # nothing prepared says nothing of the draft
                 deepest = len(round.offered)
