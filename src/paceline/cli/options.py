@@ -45,7 +45,7 @@ class EngineArgs(Options):
 
     def arguments(self) -> dict[str, Any]:
         """Options of the command by name, as `LLM` takes them."""
-        return {name: getattr(self, name) for name in option_names(type(self))}
+        return {name: getattr(self, name) for name in option_names(type(self))}  # type: ignore[arg-type]
 
     def options(self) -> Options:
         """For a look or a measurement, which begins with nothing learned."""
