@@ -84,7 +84,7 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float)
     weight.mul_(1 + 0.5 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
     policy: Any = llm.engine.desk.policy
     policy.patience, policy.fixed.row_cost = 1e9, 0.0  # rows are free, so that trees are worth it on every machine
-    policy.fixed.cheap_rows = None
+    policy.fixed.level_cost, policy.fixed.cheap_rows = 0.0, None
     llm.engine.recorder = rounds = Rounds()
     params = SamplingParams(temperature=temperature, top_k=0, top_p=1.0, max_tokens=70, seed=1, ignore_eos=True)
     outputs = llm.generate(PROMPTS, params, progress=False)

@@ -114,6 +114,28 @@ def test_rows_that_cost_have_to_bring_something() -> None:
     assert alone.node == pytest.approx(0.1 * 2.5 / 1.2) and alone.node < among.node < most.node < 1
 
 
+def test_a_pass_of_the_draft_model_costs_its_share_of_the_bytes_until_it_was_timed() -> None:
+    """Only of chains: a tree's levels are priced by its own measurements. A table takes the estimate's place."""
+    times = StepTimes()
+    policy = FixedLength(left, 16, 0.1, 0.4, times)
+    for name, facts in (("model", DrafterFacts(8, True, "draft")), ("ngram", DrafterFacts(8, True))):
+        policy.enrol(name, facts)
+    one, four = Work(1, 1, 9, 9, 1), Work(4, 4, 9, 9, 4)
+    assert policy.level(one, "model") == 0.4 and policy.level(four, "model") == pytest.approx(0.4 / 1.3)
+    assert policy.level(one, "ngram") == policy.level(one, "none") == 0
+    price = policy.worth(one, "model")
+    assert price is not None and price.node == pytest.approx((0.1 + 0.4) * 2.5 / (1 + 2 * 0.5))
+    ahead = FixedLength(left, 16, 0.1, 0.4)
+    ahead.enrol("pearl", DrafterFacts(8, True, "draft", ahead="path"))
+    assert ahead.level(one, "pearl") == 0, "it drafts while the target works"
+    tree = FixedLength(left, 16, 0.1, 0.4)
+    tree.enrol("topk", DrafterFacts(16, False, "draft"))
+    assert tree.level(one, "topk") == 0
+    times.fit_target([(Work(k, 1, 9, 9 * k, k), 1e-3 * (1 + k / 20)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)])
+    times.drafter("model").weights["depth"] = 0.2e-3
+    assert policy.level(one, "model") == pytest.approx(0.2, rel=0.2)
+
+
 def test_the_price_of_a_row_is_the_measured_one() -> None:
     """Price of a row from a table made from passes, averaged over the cheap rows."""
     times = StepTimes()

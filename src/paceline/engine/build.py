@@ -1,6 +1,7 @@
 """From a user's options to an engine with its text half."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -67,19 +68,18 @@ def build(options: Options) -> tuple[Engine, Text]:
     for decoder in (model, *components.values()):
         if isinstance(decoder, Decoder):
             decoder.draws(drawn)
+    vocabulary = narrowed(options, model, components, text)
     fixed = {} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes)
-    prices = {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row} if options.nodes is None else {}
     config = EngineConfig.of(
         options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, draft_rows=shape.drafted,
         remember=shape.remember,
-        drafter=name, nodes=fixed, block_size=block, **prices,
+        drafter=name, nodes=fixed, block_size=block, **costs(options, model, components),
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
     check_defaults(text.defaults, pair.model)
     from paceline.engine import learned
 
     known = learned.recall(options)
-    vocabulary = narrowed(options, model, components, text)
     with named_memory("while the K/V cache was made", LOADING_ADVICE):
         engine = Engine(
             model, config, components=components, callable=user, tokenizer=text.tokenizer, eos=eos, known=known
@@ -203,6 +203,15 @@ def narrowed(options: Options, model: Decoder, components: dict[str, Component],
     drafts = DRAFT in components
     whose = cast(Narrows, components[DRAFT] if drafts else model)
     return vocabulary_of(wish_of(options.draft_vocab), whose, text, drafts=drafts)
+
+
+def costs(options: Options, model: Decoder, components: Mapping[str, Component]) -> dict[str, Any]:
+    """What rows and a draft model's passes cost before anything is measured (`FixedLength`); nothing where the number
+    of nodes was given."""
+    if options.nodes is not None:
+        return {}
+    level = components[DRAFT].weight_bytes / model.weight_bytes if DRAFT in components else 0.0
+    return {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row, "level_cost": level}
 
 
 def check_draft_vocab(options: Options, pair: "Pair") -> None:

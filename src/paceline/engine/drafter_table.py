@@ -20,14 +20,14 @@ class DrafterTable:
 
     def __init__(
         self, policy: str, times: StepTimes, *, cheap_rows: int | None = None, row_cost: float = 0.0,
-        patience: float = 0.0, known: dict[str, Any] | None = None,
+        level_cost: float = 0.0, patience: float = 0.0, known: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """`policy`: its name in `plan.POLICIES`; the other arguments are those of `plan.Basis`."""
         self.times = times
         self.entries: dict[str, DrafterFacts] = {}
         self.defaults: dict[str, int] = {}
         """{drafter: nodes of a step}"""
-        self.policy = POLICIES.get(policy)(Basis(times, self.depth, cheap_rows, row_cost, patience, known))
+        self.policy = POLICIES.get(policy)(Basis(times, self.depth, cheap_rows, row_cost, level_cost, patience, known))
         self.decision = StepDecision()
         self._nodes: dict[int, int] = {}
         """{request: nodes that it was given last}"""

@@ -77,7 +77,7 @@ class Engine:
         lagging = [n for n in groups if not self.components[n].taps and n not in stateful(self.components)]
         self.table = DrafterTable(
             config.length, times or StepTimes(), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
-            patience=config.patience, known=known,
+            level_cost=config.level_cost, patience=config.patience, known=known,
         )  # fmt: skip
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
         self.layers = inputs(model.places) if "program" in model.abilities else 0

@@ -63,7 +63,7 @@ def cpu() -> dict[str, str]:
 
 
 def wishes() -> list[str]:
-    """The words of PACELINE_NATIVE, separated by commas: 0, avx2, asan."""
+    """The words of PACELINE_NATIVE, separated by commas: 0, avx2, avxvnni, asan."""
     return os.environ.get("PACELINE_NATIVE", "").split(",")
 
 
@@ -73,14 +73,14 @@ def abilities() -> frozenset[str]:
 
 
 def machine_flags() -> tuple[str, ...] | None:
-    """The compiler's flags for the most that this CPU has, or, where PACELINE_NATIVE is avx2, for no more than that;
-    None where nothing is written for it."""
+    """The compiler's flags for the most that this CPU has, or, where PACELINE_NATIVE is avx2 or avxvnni (AVX2 with
+    AVX-VNNI), for no more than that; None where nothing is written for it."""
     if platform.system() != "Linux" or "0" in wishes():
         return None
-    if abilities() >= NEEDED and "avx2" not in wishes():
+    if abilities() >= NEEDED and not {"avx2", "avxvnni"} & set(wishes()):
         return WIDE
     if abilities() >= LESS:
-        return (*NARROW, *(("-mavxvnni",) if "avx_vnni" in abilities() else ()))
+        return (*NARROW, *(("-mavxvnni",) if "avx_vnni" in abilities() and "avx2" not in wishes() else ()))
     return NEON if abilities() >= ARM else None
 
 

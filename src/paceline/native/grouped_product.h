@@ -113,6 +113,7 @@ static inline V pairs(V c, V a, V b) { return _mm512_dpwssd_epi32(c, a, b); }
 #endif
 
 const int TOGETHER = LANES == 16 ? 8 : 4;  // rows whose sums stay in registers
+const int STRAND_ROWS = LANES == 16 ? 2 : 0;  // up to which products are added up in strands
 // The compiler would put the additions in another order, and then find no registers for them
 #define KEEP(x) asm("" : "+x"(x))
 
@@ -168,6 +169,8 @@ static void product_of(const Job& j, int first_row, int first_output) {
 #else
   const int run = KIND == BY_HALF || (KIND == BY_GROUP && BITS == 4 && !LOOKED) ? 4 : 8;
 #endif
+  // Few rows' products wait for one another: theirs are added up in strands, which are whole numbers and lose nothing
+  constexpr int STRANDS = STRAND_ROWS >= ROWS ? 2 : 1;
   const uint8_t *w = j.weight + first_output * 4, *x = j.x + first_row * j.stride;
   float* sums = j.sums + first_row * 32 + first_output;
   const V low_table = LOOKED ? table(j.low_table) : V{}, high_table = LOOKED && SPLITS ? table(j.high_table) : V{};
@@ -182,7 +185,7 @@ static void product_of(const Job& j, int first_row, int first_output) {
     }
   for (i64 g = 0; g < j.count; g++, w += BITS * 64, x += 32) {
     if (j.ahead) fetch(w + j.ahead, BITS * 64);
-    V c[ROWS][WIDE], high[ROWS][WIDE], part[ROWS][WIDE];
+    V c[ROWS][WIDE], high[ROWS][WIDE], part[ROWS][WIDE], strand[ROWS][WIDE][STRANDS];
     auto step = [&](auto number) __attribute__((always_inline)) {
       constexpr int Q = number;
       Code codes[WIDE];
@@ -213,7 +216,9 @@ static void product_of(const Job& j, int first_row, int first_output) {
             KEEP(high[r][i]);
           }
 #else
-          c[r][i] = dot(Q % run ? c[r][i] : V{}, codes[i].low, four_x);
+          V& mine = strand[r][i][Q % STRANDS];
+          mine = dot(Q % run >= STRANDS ? mine : V{}, codes[i].low, four_x);
+          if ((Q + 1) % run == 0) c[r][i] = STRANDS == 1 ? mine : plus(strand[r][i][0], mine);
 #endif
         }
       }

@@ -447,7 +447,7 @@ class Goodput(LengthPolicy):
 @POLICIES.register("goodput", Chooses("most expected tokens a second; a fixed number where a drafter is named", True))
 def goodput(basis: Basis) -> LengthPolicy:
     """The default."""
-    fixed = FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.times)
+    fixed = FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.level_cost, basis.times)
     made = Goodput(basis.times, basis.limit, fixed, basis.patience)
     if basis.known is not None:
         made.beliefs.recall(basis.known["beliefs"])

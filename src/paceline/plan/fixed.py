@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from paceline.core.component import DRAFT
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
@@ -26,6 +27,8 @@ class FixedLength(LengthPolicy):
     limit: Callable[[Request, str], int]
     cheap_rows: int | None = None
     row_cost: float = 0.0
+    level_cost: float = 0.0
+    """Cost of a pass of the draft model, in passes of one row, where no table was measured: its share of the bytes."""
     times: StepTimes | None = None
     """The table that prices come from, once it was measured; None: `row_cost` alone counts."""
     facts: dict[str, DrafterFacts] = field(default_factory=dict)
@@ -93,8 +96,11 @@ class FixedLength(LengthPolicy):
     def level(self, base: Work, drafter: str) -> float:
         """What a pass of the draft model for all of them costs, in the same unit; 0 where there is none."""
         facts, table = self.facts.get(drafter), self.measured
-        if table is None or facts is None or facts.ahead:
+        if facts is None or facts.ahead:
             return 0.0
+        if table is None:
+            drafts = facts.group == DRAFT and bool(chains(self.facts, DRAFT))
+            return self.level_cost / (1 + self.row_cost * (base.requests - 1)) if drafts else 0.0
         return table.of_level(chains(self.facts, facts.group)) / table.of_target(one_each(base))
 
 
@@ -110,7 +116,7 @@ def one_each(base: Work) -> Work:
 
 @POLICIES.register("fixed", Chooses("a fixed number of nodes for each drafter; it does not choose", arms=False))
 def fixed(basis: Basis) -> LengthPolicy:
-    return FixedLength(basis.limit, basis.cheap_rows, basis.row_cost)
+    return FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.level_cost)
 
 
 class HeadLength(FixedLength):

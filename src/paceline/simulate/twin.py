@@ -19,7 +19,7 @@ class Twin:
         config = setup.config
         self.table = DrafterTable(
             config.length, StepTimes.load(setup.times), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
-            patience=config.patience, known=setup.learned,
+            level_cost=config.level_cost, patience=config.patience, known=setup.learned,
         )  # fmt: skip
         for drafter, facts in setup.entries.items():
             self.table.enrol(drafter, facts)
