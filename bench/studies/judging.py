@@ -67,8 +67,8 @@ def main() -> None:
         draft, trained = with_head(args.base, args.draft, Path(room))
         rows = [row for row in args.rows.split(",") if trained or not row.startswith("judge")]
         if any(record.left(row, questions) for row in rows):
-            with LLM(args.base, draft, drafter="model", length="fixed", quantize=args.quantize, max_requests=BATCH,
-                     max_model_len=2048) as llm:  # fmt: skip
+            options: dict[str, Any] = {"length": "fixed", "quantize": args.quantize, "max_requests": BATCH}
+            with LLM(args.base, draft, drafter="model", **options) as llm:
                 for start in range(0, len(questions), BATCH):
                     for row in rows:
                         left = record.left(row, questions[start : start + BATCH])
