@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 NO_MEDIA = "only text is served"
-BY_ADAPTER = "give the adapter's name as model; the server loads it with --lora"
-BY_FORMAT = "give response_format or grammar"
-BY_TEMPLATE = "give it in chat_template_kwargs, if the model's chat template reads it"
-SAMPLERS = "this way of sampling is not served; leave it out"
+GIVE_ADAPTER = "give the adapter's name as model; the server loads it with --lora"
+GIVE_FORMAT = "give response_format or grammar"
+GIVE_KWARGS = "give it in chat_template_kwargs, if the model's chat template reads it"
+NO_SAMPLER = "this way of sampling is not served; leave it out"
 UNSUPPORTED = {
     "best_of": "give n, and choose by logprobs",
     "suffix": "give it to /v1/completions, or as input_suffix to /infill",
@@ -16,10 +16,10 @@ UNSUPPORTED = {
     "beam_width": "beam search is not served; give n",
     "length_penalty": "beam search is not served",
     "early_stopping": "beam search is not served",
-    "lora": BY_ADAPTER,
-    "lora_path": BY_ADAPTER,
-    "lora_request": BY_ADAPTER,
-    "adapter": BY_ADAPTER,
+    "lora": GIVE_ADAPTER,
+    "lora_path": GIVE_ADAPTER,
+    "lora_request": GIVE_ADAPTER,
+    "adapter": GIVE_ADAPTER,
     "audio": NO_MEDIA,
     "modalities": NO_MEDIA,
     "images": NO_MEDIA,
@@ -37,21 +37,21 @@ UNSUPPORTED = {
 }
 """Parameters of other servers and why they are refused."""
 UNKNOWN_PARAMETERS = {
-    "guided_json": BY_FORMAT,
-    "guided_regex": BY_FORMAT,
-    "guided_choice": BY_FORMAT,
-    "guided_grammar": BY_FORMAT,
-    "structured_outputs": BY_FORMAT,
-    "json_schema": BY_FORMAT,
-    "enable_thinking": BY_TEMPLATE,
+    "guided_json": GIVE_FORMAT,
+    "guided_regex": GIVE_FORMAT,
+    "guided_choice": GIVE_FORMAT,
+    "guided_grammar": GIVE_FORMAT,
+    "structured_outputs": GIVE_FORMAT,
+    "json_schema": GIVE_FORMAT,
+    "enable_thinking": GIVE_KWARGS,
     "extra_body": "give its fields in the body itself",
-    "typical_p": SAMPLERS,
-    "tfs_z": SAMPLERS,
-    "top_a": SAMPLERS,
-    "mirostat": SAMPLERS,
-    "dry_multiplier": SAMPLERS,
-    "xtc_probability": SAMPLERS,
-    "dynatemp_range": SAMPLERS,
+    "typical_p": NO_SAMPLER,
+    "tfs_z": NO_SAMPLER,
+    "top_a": NO_SAMPLER,
+    "mirostat": NO_SAMPLER,
+    "dry_multiplier": NO_SAMPLER,
+    "xtc_probability": NO_SAMPLER,
+    "dynatemp_range": NO_SAMPLER,
     "n_keep": "no text is shortened here",
     "id_slot": "a request finds the slot whose text it continues",
     "detokenize": "answers are texts; logprobs lists their tokens",
@@ -111,7 +111,7 @@ MESSAGE_NOTES = frozenset(
      "signature", "extra_content", "reasoning_opaque")
 )  # fmt: skip
 """Fields in which clients keep for themselves where a message came from: they say nothing of the prompt."""
-FUNCTION_TOOL = "function"
+FUNCTION_KIND = "function"
 
 
 def renamed(data: dict[str, Any]) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def without_notes(message: Any) -> Any:
 
 def other_kinds(tools: Iterable[Mapping[str, Any]]) -> str:
     """Kinds of the tools that are no functions, as an answer names them."""
-    return ", ".join(dict.fromkeys(str(each.get("type"))[:40] for each in tools if each.get("type") != FUNCTION_TOOL))
+    return ", ".join(dict.fromkeys(str(each.get("type"))[:40] for each in tools if each.get("type") != FUNCTION_KIND))
 
 
 def told_left_out(kinds: str) -> dict[str, Any]:
@@ -162,7 +162,7 @@ def functions_alone(data: Any) -> tuple[Any, str]:
 
 def elsewhere(tool: Any) -> bool:
     """A tool, or the choice of one, that is no function."""
-    return isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] != FUNCTION_TOOL
+    return isinstance(tool, dict) and isinstance(tool.get("type"), str) and tool["type"] != FUNCTION_KIND
 
 
 MOST_TOOLS = 128

@@ -15,10 +15,16 @@ ROLES = ("system", "developer", "user", "assistant")
 TEXT_PART_TYPES = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
 LOGPROBS = "message.output_text.logprobs"
 INCLUDES = (LOGPROBS, "reasoning.encrypted_content")
-OTHERS = ("file_search_call", "web_search_call", "computer_call_output", "code_interpreter_call", "message.input_image")
+OTHERS_INCLUDED = (
+    "file_search_call",
+    "web_search_call",
+    "computer_call_output",
+    "code_interpreter_call",
+    "message.input_image",
+)
 """What clients ask to include along with tools that are not served: there is none of it."""
-CALL_ITEMS = ("function_call", "custom_tool_call", "local_shell_call")
-OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
+PAST_CALLS = ("function_call", "custom_tool_call", "local_shell_call")
+PAST_OUTPUTS = ("function_call_output", "custom_tool_call_output", "local_shell_call_output")
 Item = Shallow
 Made = TypeVar("Made", bound=BaseModel)
 
@@ -147,7 +153,7 @@ def check(body: ResponsesRequest) -> None:
         message = "stream_options has include_obfuscation, but nothing is padded here; leave it out."
         raise ApiError(400, message, param="stream_options")
     for name in body.include or ():
-        if name not in INCLUDES and not name.startswith(tuple(f"{kind}." for kind in OTHERS)):
+        if name not in INCLUDES and not name.startswith(tuple(f"{kind}." for kind in OTHERS_INCLUDED)):
             message = f"include has {name[:60]!r}, but only {' and '.join(INCLUDES)} can be included."
             raise ApiError(400, message, param="include")
 
@@ -265,14 +271,14 @@ def messages(items: list[Item], instructions: str | None) -> list[dict[str, Any]
         kind, where = item.get("type") or "message", f"input[{place}]"
         if kind == "reasoning":
             thought += text(item.get("content") or item.get("summary") or "", where)
-        elif kind in CALL_ITEMS:
+        elif kind in PAST_CALLS:
             name, arguments = called(item, where)
             id, function = word(item, "call_id", where), {"name": name, "arguments": arguments}
             call = {"id": id, "type": "function", "function": function}
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": None})
             found[-1].setdefault("tool_calls", []).append(call)
-        elif kind in OUTPUTS:
+        elif kind in PAST_OUTPUTS:
             id = word(item, "call_id", where)
             found.append({"role": "tool", "tool_call_id": id, "content": text(item.get("output"), where)})
         elif kind == "web_search_call":
