@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from paceline.plan.belief import HALF_LIFE, LOOKUP, MODEL, RECALLED, SPREAD, Beliefs
+from paceline.plan.belief import HALF_LIFE, LOOKUP, MODEL, RECALLED, Beliefs
 
 KEY = ("model", 0)
 
@@ -59,15 +59,6 @@ def test_a_text_unlike_others_is_told_apart_soon() -> None:
     assert beliefs.expected(99, KEY, 4).chance[0] < 0.15 < 0.6 < beliefs.expected(None, KEY, 4).chance[0]
     beliefs.drop(99)
     assert beliefs.expected(99, KEY, 4).chance == beliefs.expected(None, KEY, 4).chance
-
-
-def test_one_long_text_does_not_count_as_many() -> None:
-    """One text on which everything is kept, among ten on which little is."""
-    beliefs = Beliefs()
-    fed(beliefs, 0.2, 10, rounds=10)
-    before = beliefs.expected(None, KEY, 1).chance[0]
-    fed(beliefs, 0.2, 1, rounds=int(SPREAD), first=50)
-    assert beliefs.expected(None, KEY, 1).chance[0] == pytest.approx(before, abs=0.15)
 
 
 def test_a_text_that_differs_is_known_by_its_own_rounds() -> None:

@@ -3,7 +3,7 @@
 The chance at depth d is that of d being kept *given that d - 1 was*: deep nodes are looked at only where the shallow
 ones were kept, so kept / offered would be biased low (Liu et al. 2024, SmartSpec). Counts fade, so that a belief that
 is not fed becomes wide again. A text's own counts are shrunk to its drafter's mean, the less the more they differ from
-it. A text counts for less with each round in the mean, so that one long text does not look like ten.
+it.
 """
 
 from collections.abc import Sequence
@@ -25,8 +25,6 @@ DEEPER = 0.85
 """Highest prior chance of a node below another."""
 Z = 1.3
 """Standard deviations from the mean to a bound."""
-VOTE, LEAST_VOTE = 8.0, 0.1
-"""Rounds of a text after which each counts half in the mean, and the least that one counts."""
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
 DEPTH = 16
@@ -53,17 +51,17 @@ class Tally:
             self.tries, self.hits = [x * by for x in self.tries], [x * by for x in self.hits]
             self.at = now
 
-    def add(self, asked: int, kept: Sequence[int], weight: float, now: int) -> None:
+    def add(self, asked: int, kept: Sequence[int], now: int) -> None:
         """A round that asked for `asked` depths; a draft that ended early was not kept there."""
         self.fade(now)
         if self.memory < 1.0:
             self.tries, self.hits = [x * self.memory for x in self.tries], [x * self.memory for x in self.hits]
         for d in range(asked):
             hit = d < len(kept) and kept[d] > 0
-            self.tries[d] += weight
+            self.tries[d] += 1.0
             if not hit:
                 break
-            self.hits[d] += weight
+            self.hits[d] += 1.0
 
 
 @dataclass(slots=True)
@@ -90,7 +88,6 @@ class Belief:
     mean: Tally = field(default_factory=Tally)
     own: dict[int, Tally] = field(default_factory=dict)
     """{request id: its own counts}"""
-    rounds: dict[int, int] = field(default_factory=dict)
     asked: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     offered: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     """Rounds that asked for a depth, and the nodes that had a row there."""
@@ -98,12 +95,10 @@ class Belief:
     def observe(self, request: int, asked: int, offered: Sequence[int], kept: Sequence[int], now: int) -> None:
         """One round."""
         if request not in self.own:
-            self.own[request], self.rounds[request] = Tally(OWN_MEMORY, at=now), 0
-        weight = max(LEAST_VOTE, 1.0 / (1.0 + self.rounds[request] / VOTE))
-        self.rounds[request] += 1
+            self.own[request] = Tally(OWN_MEMORY, at=now)
         own = self.own[request]
-        own.add(asked, kept, 1.0, now)
-        self.mean.add(asked, kept, weight, now)
+        own.add(asked, kept, now)
+        self.mean.add(asked, kept, now)
         for d in range(asked):
             self.asked[d] = 0.95 * self.asked[d] + 1.0
             self.offered[d] = 0.95 * self.offered[d] + (offered[d] if d < len(offered) else 0)
@@ -175,7 +170,7 @@ class Beliefs:
 
     def branch(self) -> "Beliefs":
         """A copy that learns by itself. Counts of single texts stay behind."""
-        of = {key: deepcopy(replace(it, own={}, rounds={})) for key, it in self.of.items()}
+        of = {key: deepcopy(replace(it, own={})) for key, it in self.of.items()}
         return Beliefs(of, self.priors, self.now)
 
     def belief(self, key: Key) -> Belief:
@@ -195,7 +190,6 @@ class Beliefs:
         """A request has ended."""
         for belief in self.of.values():
             belief.own.pop(request, None)
-            belief.rounds.pop(request, None)
 
     def dump(self) -> list[dict[str, Any]]:
         """The means, as JSON."""

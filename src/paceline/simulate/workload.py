@@ -57,7 +57,7 @@ class DraftRates:
                 belief.asked[depth] += 1.0
                 belief.offered[depth] += round.offered[depth] if depth < len(round.offered) else 0
             for counts in (belief.mean, own):
-                counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 1.0, 0)
+                counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 0)
 
     def draw(self, item: Item, noise: SimulationNoise, ahead: int = 0) -> tuple[list[int], int]:
         """Rows per depth, and how deep the draft is kept, `ahead` tokens further. Always the same for one (request,
