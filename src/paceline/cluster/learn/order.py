@@ -34,10 +34,11 @@ class OrderNetwork(nn.Module):
         self.g = nn.Sequential(nn.Linear(EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
         self.summary = nn.Sequential(nn.Linear(FEATURES + EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
         self.all = nn.Sequential(nn.Linear(EMBEDDING_WIDTH, EMBEDDING_WIDTH), nn.LeakyReLU())
-        self.score = nn.Sequential(nn.Linear(FEATURES + 3 * EMBEDDING_WIDTH, 12), nn.LeakyReLU(), nn.Linear(12, 1))
+        last = nn.Linear(12, 1)
+        self.score = nn.Sequential(nn.Linear(FEATURES + 3 * EMBEDDING_WIDTH, 12), nn.LeakyReLU(), last)
         self.rule = nn.Linear(FEATURES, 1)
         with torch.no_grad():
-            for each in (self.rule.weight, self.rule.bias, self.score[-1].weight, self.score[-1].bias):
+            for each in (self.rule.weight, self.rule.bias, last.weight, last.bias):
                 each.zero_()
             self.rule.weight[0, LEFT_PLACE] = -LEAST_LEFT
             self.rule.weight[0, RANK_PLACE] = OWN_RANK
