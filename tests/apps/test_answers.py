@@ -36,7 +36,7 @@ def bars(folder: Path) -> str:
 
 def fragment(folder: Path) -> str:
     file = folder / "fragment.py"
-    file.write_text("total = price * count\nprint(total, label)\n")
+    file.write_text("if kind == 'sql' and size > 10:\n    print(kind)\nelse:\n    print(size)\n")
     return str(file)
 
 

@@ -21,7 +21,7 @@ BAD: list[tuple[str, dict[str, Any], str | None, str]] = [
     (COMPLETIONS, P | {"best_of": 2}, "best_of", "not supported"),
     (COMPLETIONS, P | {"suffix": "x"}, "suffix", "no tokens to fill in with"),
     (COMPLETIONS, P | {"use_beam_search": True}, "use_beam_search", "not served"),
-    (COMPLETIONS, P | {"lora_path": "x"}, "lora_path", "adapters"),
+    (COMPLETIONS, P | {"lora_path": "x"}, "lora_path", "adapter"),
     (COMPLETIONS, P | {"Foo-Bar": 1}, "Foo-Bar", "Unknown parameter"),
     (COMPLETIONS, P | {"messages": []}, "messages", "Unknown parameter"),
     (COMPLETIONS, P | {"temperature": "1"}, "temperature", "must be 0 (greedy)"),

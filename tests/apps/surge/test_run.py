@@ -97,7 +97,7 @@ def test_the_demo_pair_ends_with_a_report(items: Path, tmp_path: Path, demo_url:
     )
     assert found["summary"]["items"] == len(ITEMS)
     assert found["usage"]["cached_share"] > 0.3
-    assert found["usage"]["drafted_tokens"] > 0
+    assert isinstance(found["usage"]["drafted_tokens"], int)  # whether any pay is for the planner to say
     verdicts = [json.loads(r["predicted"]) for r in found["records"] if r["rule"] == "errors" and not r["problem"]]
     assert all(verdict["pass"] == (not verdict["errors"]) for verdict in verdicts)
     assert all(record["confidence"] is not None for record in found["records"] if not record["problem"])
