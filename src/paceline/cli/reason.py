@@ -51,8 +51,9 @@ def reason(
     elif not request.text.endswith("\n"):
         screen.write("\n")
     note(
-        f"{above['policy']}: {above['accepted']} of {above['proposed']} proposals accepted, {above['kept_tokens']} kept"
-        f"; {len(request.output)} tokens in {seconds:.2f} s, {above['saved_seconds']:+.2f} s saved by estimate, "
+        f"{above['policy']}: {above['accepted']} of {above['proposed']} proposals accepted, "
+        f"{above['kept_tokens']} of their tokens kept; {len(request.output)} tokens in {seconds:.2f} s, "
+        f"{above['saved_seconds']:+.2f} s saved by estimate, "
         f"seed {request.seed}, finish: {request.finish}"
     )
     if request.finish == "abort":
