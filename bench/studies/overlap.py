@@ -19,8 +19,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from paceline.plan.acceptance import Mean
-
 from paceline.core.noise import SimulationNoise, uniform
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
@@ -28,6 +26,7 @@ from paceline.draft import DRAFTERS
 from paceline.draft.mirror import Mirror
 from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
+from paceline.plan.belief import Tally
 from paceline.plan.cost import Drafting, StepTimes, Terms
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Event, Setup, Step
@@ -139,7 +138,9 @@ def workload(drafter: str, times: StepTimes, chance: float, nodes: int | None = 
     each = [Arrival(0.0, i, i, [1] * 16, drafter, arms, "exact", 200) for i in range(jobs)]
     rates = DraftRates(entries)
     for name in entries:
-        rates.acceptance.means[name, 0] = Mean([1e6] * 16, [1e6 * chance] * 16, [1e6] * 16, [1e6] * 16)
+        belief = rates.beliefs.belief((name, 0))
+        belief.mean = Tally(1.0, [1e6] * 16, [1e6 * chance] * 16)
+        belief.asked, belief.offered = [1e6] * 16, [1e6] * 16
     outputs = {i: Speech([2] * 200, "length") for i in range(jobs)}
     return Workload(setup, [WorkloadJob(0.0, [a]) for a in each], outputs, rates, times)
 

@@ -325,7 +325,7 @@ def grouping(study: Study) -> dict[str, Any]:
 
     def texts(window: int, batch: int | None) -> tuple[list[list[int]], Any, float]:
         engine.desk.max_requests, began = window, time.perf_counter()
-        expects = engine.table.policy.expects
+        expects = engine.table.expects
         when = policies.policy("chunked", "fcfs", engine.config.row_budget, group_size=batch, expects=expects)
         engine.desk.schedule = when
         requests = [study.submit(*job) for job in jobs]

@@ -57,6 +57,9 @@ def test_branches_and_words(tmp_path: Path) -> None:
         ([*SMALL, "--set", "tau=high"], "wrong type"),
         (["--policy", "retrieval"], "--index"),
         (["--policy", "neighbours"], "--datastore"),
+        (["--policy", "parallel", "--set", "mode=side"], "must be tags or prompt"),
+        ([*SMALL, "--set", "tau=NaN"], "wrong type"),
+        ([*SMALL, "--index", "words"], "no use for --index"),
     ],
 )
 def test_what_is_refused(words: list[str], says: str) -> None:

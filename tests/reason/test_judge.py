@@ -97,5 +97,5 @@ def test_a_tokenizer_without_digits_is_refused(pair: Ensemble) -> None:
     class Fake:
         tokenizer = Wordy()
 
-    with pytest.raises(RefusalError, match="token for each digit"):
+    with pytest.raises(RefusalError, match="token for each answer"):
         DraftJudge.of(Fake())  # type: ignore[arg-type]

@@ -80,6 +80,21 @@ def test_a_build_that_was_stopped_goes_on(tmp_path: Path, monkeypatch: pytest.Mo
     assert build(texts, tmp_path / "out", Hashed(), words=10).passages != want.passages, "other passages begin anew"
 
 
+def test_a_build_that_was_stopped_behind_its_vectors_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one that has none, too."""
+
+    def stop(*given: object) -> None:
+        raise KeyboardInterrupt
+
+    texts = folder(tmp_path / "texts")
+    for name, encoder in (("dense", Hashed()), ("words", None)):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(index.Sparse, "of", stop)
+            build(texts, tmp_path / name, encoder, words=20)
+        assert "bm25" in build(texts, tmp_path / name, encoder, words=20).kinds
+        assert not list((tmp_path / name).glob("vectors.part*"))
+
+
 def test_what_is_refused(tmp_path: Path) -> None:
     texts = folder(tmp_path / "texts")
     (tmp_path / "empty").mkdir()
@@ -97,6 +112,13 @@ def test_what_is_refused(tmp_path: Path) -> None:
         read(texts, 0)
     with pytest.raises(InputError, match="paceline index makes one"):
         PassageIndex.open(tmp_path)
+    for options in ({"static": True}, {"narrow": True}):
+        with pytest.raises(InputError, match="from a folder"):
+            build(texts, tmp_path / "out", Hashed(), **options)  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="leave one of them out"):
+        build(texts, tmp_path / "out", tmp_path, narrow=True, static=True)
+    done = CliRunner().invoke(app, ["index", str(texts), "-o", str(tmp_path / "s.npz"), "--model", "m", "--narrow"])
+    assert done.exit_code == 2 and "--narrow is for an index" in done.stderr
     build(texts, tmp_path / "out", Hashed())
     with pytest.raises(InputError, match="another encoder"):
         PassageIndex.open(tmp_path / "out", Hashed("other"))

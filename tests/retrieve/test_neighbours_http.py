@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from openai import BadRequestError, OpenAI
 from typer.testing import CliRunner
@@ -102,3 +103,12 @@ def test_a_file_that_is_no_datastore_is_refused(tmp_path: Path) -> None:
         Datastore.load(tmp_path / "a.npz")
     with pytest.raises(InputError, match="holds no datastore"):
         Datastore.load(tmp_path / "none.npz")
+    np.savez(tmp_path / "other.npz", keys=np.zeros((2, 3)), values=np.zeros(2))
+    whole = (tmp_path / "other.npz").read_bytes()
+    for name, content in (("empty.npz", b""), ("cut.npz", whole[:100]), ("other.npz", whole)):
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(InputError, match="holds no datastore"):
+            Datastore.load(tmp_path / name)
+    np.save(tmp_path / "array.npy", np.zeros(2))
+    with pytest.raises(InputError, match="holds no datastore"):
+        Datastore.load(tmp_path / "array.npy")

@@ -153,6 +153,8 @@ def test_keys_come_as_anthropic_sends_them(engine: AsyncLLM) -> None:
         ),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}], "tool_choice": {"type": "any"}}, "only functions"),
         ({"tools": [{"name": "f", "input_schema": {}, "colour": 1}]}, "unknown field 'colour'"),
+        ({"tools": [{"name": "f", "type": 5, "input_schema": {}}]}, "a type that is no text"),
+        ({"tools": [{"name": [], "input_schema": {}}], "tool_choice": {"type": "tool", "name": "f"}}, "name"),
         ({"context_management": {"edits": [{}]}}, "context_management"),
         ({"output_config": {"format": {"type": "xml"}}}, "output_config"),
         ({"output_config": {"colour": 1}}, "colour"),

@@ -4,11 +4,16 @@ from pathlib import Path
 
 import typer
 
+from paceline.core.errors import InputError
+
 
 def index(folder: Path, out: Path, encoder: Path | None, words: int, narrow: bool, static: bool,
           model: str | None) -> None:  # fmt: skip
     """Build it, with a progress bar on a terminal; says on standard output what was built."""
     if model is not None:
+        given = {"--encoder": encoder is not None, "--narrow": narrow, "--static": static}
+        if extra := [flag for flag, is_given in given.items() if is_given]:
+            raise InputError(f"{extra[0]} is for an index, and --model makes a datastore; leave one of them out.")
         datastore(folder, out, model, words)
         return
     from rich.console import Console
@@ -26,7 +31,6 @@ def index(folder: Path, out: Path, encoder: Path | None, words: int, narrow: boo
 
 def datastore(folder: Path, out: Path, model: str, words: int) -> None:
     """Record what the model met in the passages of a folder, for neighbours of each token (KNN-LM)."""
-    from paceline.core.errors import InputError
     from paceline.engine.llm import LLM
     from paceline.retrieve import Datastore, passages
 

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, get_args, get_type_hints
@@ -51,8 +51,9 @@ def reason(
     elif not request.text.endswith("\n"):
         screen.write("\n")
     note(
-        f"{above['policy']}: {above['accepted']} of {above['proposed']} proposals accepted, {above['kept_tokens']} kept"
-        f"; {len(request.output)} tokens in {seconds:.2f} s, {above['saved_seconds']:+.2f} s saved by estimate, "
+        f"{above['policy']}: {above['accepted']} of {above['proposed']} proposals accepted, "
+        f"{above['kept_tokens']} of their tokens kept; {len(request.output)} tokens in {seconds:.2f} s, "
+        f"{above['saved_seconds']:+.2f} s saved by estimate, "
         f"seed {request.seed}, finish: {request.finish}"
     )
     if request.finish == "abort":
@@ -116,16 +117,20 @@ def wished(policy: str, sources: Sources) -> Any:
     kinds = {"steps": StepWishes, "mentor": MentorWishes, "parallel": ParallelSettings, "retrieval": Retrieval,
              "neighbours": Knn}  # fmt: skip
     needs = {
-        "steps": (sources.small, "a second, small model", "--small"),
-        "mentor": (sources.small, "a second, small model", "--small"),
-        "retrieval": (sources.index, "an index", "--index"),
-        "neighbours": (sources.datastore, "a datastore", "--datastore"),
+        "steps": ("a second, small model", "--small"),
+        "mentor": ("a second, small model", "--small"),
+        "retrieval": ("an index", "--index"),
+        "neighbours": ("a datastore", "--datastore"),
     }
     if policy not in kinds:
         raise InputError(f"policy is {policy!r}, but it must be one of {', '.join(kinds)}.")
-    given, what, flag = needs.get(policy, ("", "", ""))
-    if given is None:
-        raise InputError(f"Policy {policy} needs {what}; give it with {flag}.")
+    flags = {"--small": sources.small, "--index": sources.index, "--datastore": sources.datastore}
+    what, needed = needs.get(policy, ("", ""))
+    for flag, given in flags.items():
+        if flag == needed and given is None:
+            raise InputError(f"Policy {policy} needs {what}; give it with {flag}.")
+        if flag != needed and given is not None:
+            raise InputError(f"Policy {policy} has no use for {flag}; leave it out.")
     return settled(kinds[policy], sources.settings)
 
 
@@ -158,7 +163,7 @@ def policy_of(
 def settled(kind: Any, given: dict[str, Any]) -> Any:
     """Settings of a policy. InputError for one that it has not, or of another type."""
     hints = get_type_hints(kind)
-    known = [field.name for field in fields(kind)]
+    known = [field.name for field in fields(kind) if not is_dataclass(hints[field.name])]
     for name, value in given.items():
         if name not in known:
             raise InputError(f"--set {name} is none of this policy's settings: {', '.join(known)}.")
@@ -170,14 +175,18 @@ def settled(kind: Any, given: dict[str, Any]) -> Any:
 
 
 def values(given: list[str]) -> dict[str, Any]:
-    """{name: value} of texts NAME=VALUE; a value is JSON, else a text. InputError."""
-    made = {}
+    """{name: value} of texts NAME=VALUE; a value is JSON, else a text, as NaN is. InputError."""
+
+    def text_alone(word: str) -> None:
+        raise ValueError(word)
+
+    made = dict[str, Any]()
     for each in given:
         name, equals, value = each.partition("=")
         if not equals:
             raise InputError(f"--set {each!r} is not NAME=VALUE; write for example --set tau=7.")
         try:
-            made[name] = json.loads(value)
+            made[name] = json.loads(value, parse_constant=text_alone)
         except ValueError:
             made[name] = value.replace("\\n", "\n")
     return made

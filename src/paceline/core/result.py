@@ -38,8 +38,6 @@ class Result:
     """[] while the prompt is unfinished."""
     probes: int = 0
     """Rows of probes, which are judged but never accepted."""
-    drafted: int = 0
-    """Rows of the draft."""
     accepted: dict[str, list[int]] = field(default_factory=dict)
     """{drafter: the accepted nodes, as indices into the forest that it drafted}; a run has none."""
     emitted: int = 0

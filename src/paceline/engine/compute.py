@@ -174,7 +174,7 @@ class Compute:
             done.scores = lambda place: scores[verdict.score_rows[place]]
         for place, item in enumerate(plan.items):
             path, last, candidates = verdict.path[place], verdict.next_token[place], layout.candidates[place]
-            result = Result(drafted=drafts.drafted[place])
+            result = Result()
             done.results.append(result)
             done.rows.append(len(candidates))
             if place in layout.probes:

@@ -31,6 +31,7 @@ class DrafterTable:
         self.decision = StepDecision()
         self._nodes: dict[int, int] = {}
         """{request: nodes that it was given last}"""
+        self._usual = 0
         self.verifier_taps: dict[str, tuple[str, ...]] = {}
         """{verifier: hidden states of the target that it reads}"""
         self.shares = False
@@ -49,13 +50,14 @@ class DrafterTable:
     def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         """Decide a step."""
         self.decision = self.policy.decide(requests, room, base)
-        self._nodes |= {i: share.nodes for i, share in self.decision.shares.items()}
+        given = {i: share.nodes for i, share in self.decision.shares.items()}
+        self._nodes |= given
+        self._usual = Counter(given.values()).most_common(1)[0][0] if given else 0
         return self.decision
 
     def expects(self, request: Request) -> int:
         """Nodes that a decoding request is likely to get next: as many as last; of a new one, as many as most got."""
-        usual = Counter(share.nodes for share in self.decision.shares.values()).most_common(1)
-        return self._nodes.get(request.id, usual[0][0] if usual else 0)
+        return self._nodes.get(request.id, self._usual)
 
     def drop(self, request: Request) -> None:
         """A request has ended."""

@@ -48,8 +48,6 @@ class Drafts:
     forest: Forest
     names: list[str] = field(default_factory=list)
     """Drafters whose forests were joined, in their order."""
-    drafted: list[int] = field(default_factory=list)
-    """Rows of each item's draft."""
     run: bool = False
     proposer: Proposer | None = None
     drafter: str | None = None
@@ -200,10 +198,10 @@ class DrafterPool:
                 self._disown(name, each, error)
             self.book(name, self.clock() - started)
         given = [item.request.tokens[item.request.length :][: item.given] for item in plan.items]
-        drafted = self._drafted(items, parts.values())
-        forest = join(given, [*parts.values()], drafted, [item.depth for item in plan.items])
+        rows = self._drafted(items, parts.values())
+        forest = join(given, [*parts.values()], rows, [item.depth for item in plan.items])
         entries = entered(plan, forest, [*parts.values()])
-        drafts = Drafts(asks, forest, [*parts], drafted, run, proposer, plan.drafter, entries, forests)
+        drafts = Drafts(asks, forest, [*parts], run, proposer, plan.drafter, entries, forests)
         drafts.exit = max((self.cards[kind(name)].exit for name in self._ahead(drafts)), default=0.0)
         return drafts
 

@@ -4,8 +4,8 @@
     └─ in its prefix cache ┘└──────────── computed ────────────────┘
 
 SpecReason (arXiv 2504.07891), section 4. The digit's distribution is that of the ten digits alone; the score is its
-mean, or the most probable digit. Or it is asked whether the step is right, and one token, yes or no, has nine times the
-chance of yes as its score: small models know better whether than how much.
+mean, or the most probable digit. With `odds` the judge is asked whether the step is right, and the score is nine times
+the chance of yes against no: small models are better at saying whether a step is right than how right it is.
 """
 
 import math
@@ -30,7 +30,7 @@ ODDS_QUESTIONS = (
 )
 """Questions for the odds, and the words for no and yes: the first whose words are one token each."""
 HIGHEST_SCORE = 9.0
-"""The highest score."""
+"""Score of a step of which the judge is sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,10 @@ class DraftJudge:
                 tokens = tuple(it[-1] for it in grown)
                 if len(set(tokens)) == len(words):
                     return cls(suffix, tokens)
-        raise RefusalError("The judge's tokenizer has no token for each digit, so it cannot score steps; use mentor.")
+        raise RefusalError(
+            "The judge's tokenizer has no single token for each answer (a digit, or yes and no), so it cannot score "
+            "steps; use mentor."
+        )
 
 
 def ids(text: Text, plain: str) -> list[int]:

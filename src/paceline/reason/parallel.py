@@ -60,7 +60,10 @@ class ParallelSettings:
     deadline_s: float | None = None
 
     def __post_init__(self) -> None:
-        for name, least in (("depth", 1), ("fan_out", 2), ("path_tokens", 2 * OVERDRAWN_TOKENS), ("branch_tokens", 8)):
+        if self.mode not in ("tags", "prompt"):
+            raise InputError(f"mode is {self.mode!r}, but it must be tags or prompt.")
+        bounds = {"depth": 1, "fan_out": 2, "path_tokens": 2 * OVERDRAWN_TOKENS, "branch_tokens": 8, "deadline_s": 0}
+        for name, least in bounds.items():
             value = getattr(self, name)
             if value is not None and value < least:
                 raise InputError(f"{name} is {value}, but it must be at least {least}.")

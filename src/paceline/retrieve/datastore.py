@@ -6,6 +6,8 @@ two contexts are near where the model expects the same. It is all that a process
 served; the paper takes a hidden state.
 """
 
+import zipfile
+import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -77,11 +79,13 @@ class Datastore:
     def load(cls, path: Path | str) -> "Datastore":
         """Read what `save` wrote. InputError for a file that is none."""
         try:
+            with zipfile.ZipFile(path):
+                pass  # numpy reads other files, too
             with np.load(path, allow_pickle=False) as made:
                 keys, values = made["keys"], made["values"]
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
             raise InputError(f"{path} holds no datastore ({error}); paceline index --model makes one.") from None
-        if keys.ndim != 2 or keys.shape != (len(values), KEY_WIDTH):
+        if values.ndim != 1 or keys.shape != (len(values), KEY_WIDTH) or {keys.dtype.kind, values.dtype.kind} != {"i"}:
             raise InputError(f"{path} holds no datastore of this version; make it again with paceline index --model.")
         return cls(keys, values)
 

@@ -3,7 +3,7 @@
 index.json      format, number of passages, words a passage, encoder
 passages.jsonl  title and text; a passage's number is its line
 vectors.npy     [N, d] int16, where an encoder was given
-vectors.part    rows of it while it is made: a build that was stopped goes on behind them
+vectors.part    rows of it until all is built, and vectors.part.name, whose they are: a build that was stopped goes on
 hnsw.faiss      the graph over them, where faiss is installed
 bm25.npz        terms, where bm25s is installed
 """
@@ -121,14 +121,18 @@ def build(
     report: Callable[[int, int], None] = lambda done, of: None, *, narrow: bool = False, static: bool = False,
 ) -> PassageIndex:  # fmt: skip
     """Index the texts of a folder. `encoder`: a folder in Hugging Face layout; None: bm25 alone. `report`: called with
-    how many passages of how many have vectors; `narrow`: these are computed in bfloat16; `static`: they are
-    means of the encoder's input embeddings, without its layers. A build that was stopped goes
-    on where the same texts and encoder are given again. InputError for a folder without text, or where nothing can be
-    built."""
+    how many passages of how many have vectors. `narrow`: these are computed in bfloat16; `static`: they are means of
+    the encoder's input embeddings, without its layers; an `encoder` that is no folder knows neither. A build that was
+    stopped goes on where the same texts and encoder are given again. InputError for a folder without text, or where
+    nothing can be built."""
     out, sparse, graph = Path(out), find_spec("bm25s") is not None, find_spec("faiss") is not None
     if encoder is None and not sparse:
         raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")
-    begun = (out / VECTORS_PART).is_file() or (out / "index.json").is_file()
+    if narrow and static:
+        raise InputError("narrow changes nothing beside static, which computes no layer; leave one of them out.")
+    if (narrow or static) and not isinstance(encoder, str | Path):
+        raise InputError("narrow and static say how an encoder is read from a folder; give one with --encoder.")
+    begun = (out / VECTORS_OF).is_file() or (out / "index.json").is_file()
     if out.exists() and not begun and (not out.is_dir() or any(out.iterdir())):
         raise InputError(f"{out} is there and holds no index; give another folder to write to.")
     made = passages.read(Path(folder), words)
@@ -136,18 +140,16 @@ def build(
     coder: Encoder | None = None if isinstance(encoder, str | Path) else encoder
     if isinstance(encoder, str | Path):
         coder = StaticEncoder(Path(encoder)) if static else SentenceEncoder(Path(encoder), narrow)
-    out.mkdir(parents=True, exist_ok=True)
-    for old in ("index.json", "vectors.npy", "hnsw.faiss", "bm25.npz"):
-        (out / old).unlink(missing_ok=True)
     lines = [json.dumps({"title": p.title, "text": p.text}, ensure_ascii=True) for p in made]
     text = "\n".join(lines) + "\n"
+    out.mkdir(parents=True, exist_ok=True)
+    _begin(out, f"{coder and coder.name} {narrow} {hashlib.sha256(text.encode()).hexdigest()}")
+    for old in ("index.json", "vectors.npy", "hnsw.faiss", "bm25.npz"):
+        (out / old).unlink(missing_ok=True)
     (out / "passages.jsonl").write_text(text, encoding="utf-8")
     if coder is not None:
-        name = f"{coder.name} {narrow} {hashlib.sha256(text.encode()).hexdigest()}"
-        vectors = _encode(coder, made, report, out / VECTORS_PART, name)
+        vectors = _encode(coder, made, report, out / VECTORS_PART)
         np.save(out / "vectors.npy", vectors)
-        (out / VECTORS_PART).unlink()
-        (out / VECTORS_OF).unlink()
         if graph:
             dense.write_graph(dense.connect(vectors), out / "hnsw.faiss")
     if sparse:
@@ -155,17 +157,25 @@ def build(
     mine = None if coder is None else {"name": coder.name, "width": coder.width, "path": where, "static": static}
     about = {"format": FORMAT, "passages": len(made), "words": words, "encoder": mine}
     (out / "index.json").write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
+    (out / VECTORS_PART).unlink()
+    (out / VECTORS_OF).unlink()
     return PassageIndex.open(out, coder)
 
 
-def _encode(
-    encoder: Encoder, made: Sequence[Passage], report: Callable[[int, int], None], part: Path, name: str
-) -> NDArray[np.int16]:
-    """[N, d] Vectors of passages. `part`: a file with the rows that are done, which are kept if they have this name."""
-    about, row = part.with_name(VECTORS_OF), 2 * encoder.width
-    if not about.is_file() or about.read_text(encoding="utf-8") != name:
+def _begin(out: Path, name: str) -> None:
+    """Mark a folder as one where this build goes on: rows of vectors stay if they have this name."""
+    about, part = out / VECTORS_OF, out / VECTORS_PART
+    if not part.is_file() or not about.is_file() or about.read_text(encoding="utf-8") != name:
+        about.write_text("", encoding="utf-8")
         part.write_bytes(b"")
         about.write_text(name, encoding="utf-8")
+
+
+def _encode(
+    encoder: Encoder, made: Sequence[Passage], report: Callable[[int, int], None], part: Path
+) -> NDArray[np.int16]:
+    """[N, d] Vectors of passages. `part`: a file with the rows that are done."""
+    row = 2 * encoder.width
     done = part.stat().st_size // row // CHUNK_PASSAGES * CHUNK_PASSAGES
     with part.open("r+b") as file:
         file.truncate(done * row)

@@ -1,5 +1,6 @@
 """Requests of POST /v1/messages (Anthropic's API), and what they are as chat requests."""
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import orjson
@@ -114,7 +115,7 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
             "tools": [tool(each, i) for i, each in enumerate(body.tools or ())] or None,
             "continue_final_message": prefill or None,
             "chat_template_kwargs": kwargs or None,
-            **choice(body.tool_choice, {each.get("name"): kind(each) for each in body.tools or ()}),
+            **choice(body.tool_choice, body.tools or ()),
         },
     )
 
@@ -131,6 +132,8 @@ def keeps_all(edit: Any) -> bool:
 def tool(given: dict[str, Any], place: int) -> dict[str, Any]:
     """A tool as the chat API writes it: a function, or one that runs elsewhere and is left out there."""
     where = f"tools[{place}]"
+    if not isinstance(given.get("type"), str | None):
+        raise ApiError(400, f"{where} has a type that is no text; leave it out for a function.", param=where)
     if kind(given) != "function":
         return {"type": kind(given)}
     known = {"type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming"}
@@ -149,13 +152,14 @@ def kind(tool: dict[str, Any]) -> str:
     return given if isinstance(given, str) and given != "custom" else "function"
 
 
-def choice(given: ToolWish | None, kinds: dict[Any, str]) -> dict[str, Any]:
-    """`tool_choice` and `parallel_tool_calls` of the chat API. `kinds`: of the tools, by name."""
+def choice(given: ToolWish | None, tools: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """`tool_choice` and `parallel_tool_calls` of the chat API."""
     if given is None:
         return {}
     if (given.type == "tool") is not (given.name is not None):
         raise ApiError(400, 'tool_choice needs a name exactly when its type is "tool".', param="tool_choice")
-    named = {"type": kinds.get(given.name, "function"), "function": {"name": given.name}}
+    its_kind = next((kind(each) for each in tools if each.get("name") == given.name), "function")
+    named = {"type": its_kind, "function": {"name": given.name}}
     chosen = {"auto": "auto", "any": "required", "none": "none", "tool": named}[given.type]
     return {"tool_choice": chosen, "parallel_tool_calls": False if given.disable_parallel_tool_use else None}
 

@@ -270,6 +270,7 @@ class ChatRequest(Sampling):
     )
     reasoning: ReasoningWish | None = Field(None, description='{"policy": "steps", "mentor" or "parallel", ...}')
     retrieval: RetrievalWish | None = Field(None, description='{"every": 4, "stride": null, ...}, all optional')
+    neighbours: NeighbourWish | None = Field(None, description='{"weight": 0.25, "k": 16, ...}, all optional')
     _left_out: str = PrivateAttr("")
 
     @model_validator(mode="wrap")
@@ -284,8 +285,6 @@ class ChatRequest(Sampling):
     def left_out(self) -> str:
         """Kinds of the tools that are not served and that the model is not shown."""
         return self._left_out
-
-    neighbours: NeighbourWish | None = Field(None, description='{"weight": 0.25, "k": 16, ...}, all optional')
 
     @property
     def extended(self) -> tuple[str, ...]:

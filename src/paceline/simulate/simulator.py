@@ -137,7 +137,6 @@ class Simulator:
             [*ahead, 0][: kept + 1],
             list(range(kept)),
             [Round.of(offered, kept)],
-            drafted=sum(offered),
             emitted=emitted,
             finish=speech.finish if before + emitted == len(speech.tokens) else None,
         )
