@@ -17,7 +17,7 @@ from typing import Literal
 TIME_COLUMNS = frozenset(
     {
         "datetime", "date", "time", "timestamp", "ds", "day", "month", "year", "period", "index", "step", "t", "datum",
-        "zeit", "zeitpunkt", "fecha", "data", "jour", "mois", "monat", "jahr", "tag", "week", "quarter", "date_time",
+        "zeit", "zeitpunkt", "fecha", "jour", "mois", "monat", "jahr", "week", "quarter", "date_time",
     }
 )  # fmt: skip
 """Headers of columns that hold times."""

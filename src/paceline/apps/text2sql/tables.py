@@ -51,7 +51,10 @@ def imported(paths: Sequence[Path], folder: Path) -> Path:
 
 
 def plain_csv(path: Path, copy: Path) -> Path:
-    """The file, or a copy in UTF-8 where it is in another encoding: DuckDB reads that alone."""
+    """The file, or a copy in UTF-8 where it is in another encoding: DuckDB reads that alone. What is packed with zstd is
+    left to DuckDB as it is."""
+    if path.suffix.lower() == ".zst":
+        return path
     text, notes = decoded(path)
     if not notes and path.read_bytes()[:2] not in (b"\xff\xfe", b"\xfe\xff"):
         return path
