@@ -51,8 +51,8 @@ def imported(paths: Sequence[Path], folder: Path) -> Path:
 
 
 def plain_csv(path: Path, copy: Path) -> Path:
-    """The file, or a copy in UTF-8 where it is in another encoding: DuckDB reads that alone. What is packed with zstd is
-    left to DuckDB as it is."""
+    """The file, or a copy in UTF-8 where it is in another encoding: DuckDB reads that alone. What is packed with zstd
+    is left to DuckDB."""
     if path.suffix.lower() == ".zst":
         return path
     text, notes = decoded(path)

@@ -26,7 +26,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-Column = Annotated[str | None, typer.Option("--column", help="The column to forecast; default the last that holds numbers.")]
+Column = Annotated[
+    str | None, typer.Option("--column", help="The column to forecast; default the last that holds numbers.")
+]
 OneOf = Annotated[str | None, typer.Option("--series", help="Which one of a long table; default the first.")]
 Horizon = Annotated[int, typer.Option("--horizon", min=1, help="Steps to forecast.")]
 History = Annotated[int, typer.Option("--history", min=20, help="Values that a forecast may use.")]
