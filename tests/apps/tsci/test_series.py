@@ -41,7 +41,7 @@ def test_a_column_with_gaps(tmp_path: Path) -> None:
         (rows(1, 2, 3), "a", "10 or more"),
         ("date,a\n" + "2020-01-01,1\n" * 12, "a", "comes twice"),
         ("date,a\n" + "2020-01-01,1,5\n" * 12, "a", "row 2: there are 3 cells under 2 headings"),
-        ('date,a\n2020-01-01,"' + "1\n" * 100_000, "a", "quotation mark that nothing closes"),
+        ('date,a\n2020-01-01,"' + "11\n" * 100_000, "a", "quotation mark that nothing closes"),
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, column: str | None, said: str) -> None:

@@ -146,8 +146,8 @@ def standalone(ran: Ran) -> str:
     for key, guess in values.items():
         kind, _, name = key.partition(":")
         if kind == "name" and name.isidentifier():
-            text = written(guess)
-            lines.append(f"{name} = {text if text != 'StandIn()' else f'StandIn(path={name!r})'}")
+            value = written(guess)
+            lines.append(f"{name} = {value if value != 'StandIn()' else f'StandIn(path={name!r})'}")
     lines += ["", text]
     if shift:
         lines += [FINISH, f"_finish({FUNCTION}())"]

@@ -192,7 +192,7 @@ def checked_numbers(table: TextTable, name: str, path: Path) -> list[float]:
     found = table.numbers(name)
     for row, (text, value) in enumerate(zip(texts, found), start=table.first):
         if value is None:
-            raise ValueError(f"{path}, row {row}: {text!r} is not a number; give a number, or leave it empty.")
+            raise ValueError(f"{path}, row {row}: {text[:40]!r} is not a number; give a number, or leave it empty.")
     return [value for value in found if value is not None]
 
 
