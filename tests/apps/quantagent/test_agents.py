@@ -301,7 +301,6 @@ def test_one_window_ends_with_a_report(tmp_path: Path) -> None:
         (lambda text: text + "99,-1,2,1,1\n", "positive price"),
         (lambda text: "\n".join(text.split("\n")[:20]), "34 or more"),
         (lambda text: "", "holds no rows"),
-        (lambda text: text.replace("Close", "Close A").replace("High", "Close B"), "no column high"),
         (
             lambda text: text.replace("Datetime,Close", "Datetime,Close A,Close B").replace("\n", ",\n"),
             "several columns",
