@@ -34,7 +34,7 @@ class Series:
         return len(self.values)
 
     def following(self, count: int) -> list[str]:
-        """The next times, where the file's are at equal distances; else none."""
+        """The next times or steps, where the file's are at equal distances; else none."""
         return self.read.following(count) if self.read is not None else []
 
 
