@@ -40,6 +40,14 @@ def test_files_become_tables_of_one_database(files: list[Path], tmp_path: Path) 
         database.run(f"SELECT * FROM read_csv('{files[0]}')")
 
 
+def test_decimal_commas_and_names_that_are_patterns(tmp_path: Path) -> None:
+    """`a[1].csv`, as browsers call a second download, is a pattern for DuckDB that `a1.csv` fits."""
+    (tmp_path / "a[1].csv").write_text("city;total\nUlm;1,5\nBonn;2,25\n")
+    (tmp_path / "a1.csv").write_text("city;total\nKiel;7\n")
+    database = open_database(imported([tmp_path / "a[1].csv"], tmp_path))
+    assert database.run("SELECT sum(total) FROM a_1").rows == ((3.75,),)
+
+
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
     bad = tmp_path / "x.parquet"
     bad.write_text("no")
