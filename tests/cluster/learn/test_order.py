@@ -152,7 +152,7 @@ def test_weights_are_kept_in_a_file(network: OrderNetwork, tmp_path: Path) -> No
 def test_a_run_goes_on_from_its_state_and_from_no_others(tmp_path: Path) -> None:
     path, made = tmp_path / "run.state", [OrderNetwork(), OrderNetwork()]
     first, second = (torch.optim.Adam(each.parameters(), lr=0.1) for each in made)
-    torch.autograd.backward(made[0].score[0].weight.square().sum())
+    torch.autograd.backward(torch.stack([each.square().sum() for each in made[0].parameters()]).sum())
     first.step()
     rng, other = np.random.default_rng(1), np.random.default_rng(2)
     keep(path, made[0], first, rng, {"used": 3.0, "best": (0.5, weights(made[0])), "seed": 4})
