@@ -12,7 +12,7 @@ SESSION_PROMPT = re.compile(r"^\s*(?:>>>|In \[\d*\]:) ?(.*)$")
 SESSION_GOES_ON = re.compile(r"^\s*\.\.\.:? ?(.*)$")
 FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
 FENCES = frozenset({"", "python", "python3", "py", "pycon", "ipython", "{python}"})
-MAGIC = re.compile(r"^([ \t]*)((?:%{1,2}[a-zA-Z]|[!?]).*|[\w.]+\?{1,2})[ \t]*$", re.MULTILINE)
+CELL_MAGIC = re.compile(r"^([ \t]*)((?:%{1,2}[a-zA-Z]|[!?]).*|[\w.]+\?{1,2})[ \t]*$", re.MULTILINE)
 PYTHON_CELLS = frozenset({"%%time", "%%timeit", "%%capture", "%%prun"})
 """Magics of whole cells that hold Python all the same."""
 PICO_SUFFIXES = frozenset({".py", ".ipynb", ".md", ".txt", ".pycon"})
@@ -85,4 +85,4 @@ def notebook(name: str, text: str) -> str:
 
 def magics(text: str) -> str:
     """Lines for IPython or a shell as comments, in what is no Python with them."""
-    return text if parses(text) else MAGIC.sub(r"\1pass  # \2", text)
+    return text if parses(text) else CELL_MAGIC.sub(r"\1pass  # \2", text)
