@@ -141,8 +141,8 @@ def standalone(ran: Ran) -> str:
     lines += [*dict.fromkeys(code)]
     places = {each.name: each.kind for each in ran.found if each.kind != "import"}
     lines += [MAKE_FILES] if places else []
-    for path, kind in places.items():
-        lines.append(f"_made({path!r})" if kind == "folder" else f"_made({path!r}, {content(path)!r})")
+    for path, made_as in places.items():
+        lines.append(f"_made({path!r})" if made_as == "folder" else f"_made({path!r}, {content(path)!r})")
     for key, guess in values.items():
         kind, _, name = key.partition(":")
         if kind == "name" and name.isidentifier():
