@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.studies.intervals import paired, shown
 from paceline.apps.common.client import AppClient
-from paceline.apps.selfpico.command import PICO_ALONE, PICO_OBJECT, predictor
+from paceline.apps.selfpico.command import PICO_ALONE, PICO_OBJECT, PREDICTORS, predictor
 from paceline.apps.selfpico.cut import Fragment, bodies
 from paceline.apps.selfpico.fragment import Ran
 from paceline.apps.selfpico.predict import PicoModel
@@ -34,16 +34,21 @@ def main() -> None:
     parser.add_argument("--width", type=int, default=4)
     parser.add_argument("--rows", default=f"nothing,{PICO_OBJECT},table,{PICO_ALONE}")
     given = parser.parse_args()
+    rows = [name for name in given.rows.split(",") if name]
+    if unknown := set(rows) - set(PREDICTORS) | ({"selfpico"} & set(rows)):
+        parser.error(f"there is no row {min(unknown)}; --model adds the model's")
     fragments = [f for name in given.packages.split(",") if name for f in bodies(name, given.each)]
     if given.folder:
         fragments += [Fragment(p.name, p.read_text(encoding="utf-8")) for p in sorted(given.folder.rglob("*.py"))]
+    if not fragments or not (rows or given.model):
+        parser.error("there is nothing to run; give --packages or --folder, and --rows or --model")
     study = Study(fragments[: given.most])
-    asyncio.run(run(study, given))
+    asyncio.run(run(study, given, rows))
     report(study.ran)
 
 
-async def run(study: Study, given: argparse.Namespace) -> None:
-    for name in (name for name in given.rows.split(",") if name):
+async def run(study: Study, given: argparse.Namespace, rows: list[str]) -> None:
+    for name in rows:
         began = time.monotonic()
         await study.run(predictor(name), given.rounds, given.width, lambda: None)
         print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)

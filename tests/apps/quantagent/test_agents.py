@@ -196,6 +196,11 @@ def test_bars_as_yfinance_writes_them(tmp_path: Path) -> None:
     )
     [bars] = read_windows(plain).values()
     assert bars.close[:2].tolist() == [101.5, 102.5]
+    both = tmp_path / "futures.csv"
+    lines = [f"2024-01-{n:02},{9000 + n},{100 + n},{102 + n},{99 + n},{100 + n}" for n in range(1, 29)]
+    both.write_text("\n".join(["Date,Open Interest,Open,High,Low,Close", *lines]) + "\n")
+    [bars] = read_windows(both).values()
+    assert bars.open[0] == 101, "a heading that is the name alone goes first"
 
 
 async def test_a_file_that_grows_is_watched(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -273,7 +278,7 @@ def test_the_demo_pair_ends_with_a_report(tmp_path: Path, demo_url: str) -> None
     assert 0 < trade["leaning"] < 1 and found["leaning"] == trade["leaning"]
     assert set(found["gains"]) == {"QuantAgent", "always long", QUANT_ALONE}
     assert found["usage"]["cached_share"] > 0.3
-    assert found["usage"]["deadlines_met"] == found["usage"]["deadlines"] == 9
+    assert found["usage"]["deadlines_met"] == found["usage"]["deadlines"] >= 8, "no stop is asked for without a side"
     assert NOTE in (tmp_path / "report.md").read_text()
 
 
@@ -296,6 +301,10 @@ def test_one_window_ends_with_a_report(tmp_path: Path) -> None:
         (lambda text: text + "99,-1,2,1,1\n", "positive price"),
         (lambda text: "\n".join(text.split("\n")[:20]), "34 or more"),
         (lambda text: "", "holds no rows"),
+        (
+            lambda text: text.replace("Datetime,Close", "Datetime,Close A,Close B").replace("\n", ",\n"),
+            "several columns",
+        ),
     ],
 )
 def test_bad_bars_are_named(tmp_path: Path, spoil: Callable[[str], str], said: str) -> None:

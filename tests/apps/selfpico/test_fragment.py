@@ -125,7 +125,7 @@ def test_usual_modules_and_files_are_there_without_asking() -> None:
     )
     result = ran(source, Ordered(usual_order, "search"), 1)
     assert result.end is None and result.output.startswith("2.0 1 <dummies.Dummy") and "own" in result.output, result
-    assert {what for _, what in result.found} >= {"file data/in.csv made", "folder photos made"}
+    assert {each.what for each in result.found} >= {"file data/in.csv made", "folder photos made"}
     assert [p.key for p in result.puts] == ["name:string"], "a name whose attributes are not read stays a variable"
 
 
@@ -145,6 +145,12 @@ def test_values_are_those_that_the_uses_allow(source: str, key: str, within: set
     assert within <= found and not without & found
 
 
+@pytest.mark.parametrize("source", ["x ** 9999999999", "9999999999 ** x", "x * 9999999999", "'%9999999999d' % x"])
+def test_uses_are_tried_with_numbers_that_end(source: str) -> None:
+    """They are tried in this process, outside the sandbox: a fragment's own numbers would fill the memory."""
+    assert "Integer" in allowed(uses_of(source).get("name:x"), source)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "source"),
     [
@@ -152,14 +158,19 @@ def test_values_are_those_that_the_uses_allow(source: str, key: str, within: set
         ("a.py", "In [1]: x = 1\nIn [2]: %time f(x)\nOut[2]: 3\n", "pass  # %time f(x)"),
         ("n.ipynb", json.dumps({"cells": [{"cell_type": "markdown", "source": ["# T"]}, {"cell_type": "code",
          "source": ["!pip install z\n", "x = y"]}, {"cell_type": "code", "source": ["%%bash\n", "ls"]}]}), "x = y"),
-        ("r.md", "# T\n```python\nx = y\n```\nand\n```\n>>> z\n3\n```\n", "x = y"),
+        ("r.md", "# T\n```bash\nls\n```\nor\n```python\nx = y\n```\nand\n```\n>>> z\n3\n```\n", "x = y"),
+        ("d.py", 'def f(x):\n    """Twice.\n\n    >>> f(1)\n    2\n    """\n    return 2 * x\n', "return 2 * x"),
+        ("t.ipynb", json.dumps({"cells": [{"cell_type": "code", "source": ["%%time\n", "x = [1,  # why?\n", "  2]"]}]}),
+         "x = [1,  # why?"),
     ],
 )  # fmt: skip
 def test_fragments_as_users_have_them(tmp_path: Path, name: str, text: str, source: str) -> None:
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / name).write_text(text)
     found = gathered([tmp_path / "in" / name])
-    assert source in found[0].source and len(found) == (2 if name == "r.md" else 1)
+    assert (
+        source in found[0].source and "ls" not in found[0].source.split() and len(found) == (2 if name == "r.md" else 1)
+    )
     for each in found:
         compile(each.source, "x", "exec")
     assert bool(gathered([tmp_path / "in"])) == name.endswith((".py", ".ipynb"))
@@ -171,14 +182,38 @@ def test_fragments_as_users_have_them(tmp_path: Path, name: str, text: str, sour
         "import absent_thing\nfrom other.part import f\nprint(absent_thing.x(1) + 2, f(cart.items[0].price))\n",
         "total = sum(int(w) for w in text.split())\nprint('a' + name, total)\nreturn total\n",
         "data = json.loads(open('in.json').read())\nprint(data['name'], np.mean(values))\n",
+        "print(datetime.datetime(2024, 1, 2), urllib.parse.quote('a b'), pprint.pformat(1), deque([1]).pop())\n",
+        "from __future__ import annotations\nfor n in os.listdir('a/b'):\n    pass\ndef f(x: Lacking): ...\n"
+        "print(open('a/b/c is d.csv').read(), len(thing))\n",
+        "for n in range(2):\n    yield n * k\n",
     ],
 )
 def test_what_is_written_out_runs_by_itself(tmp_path: Path, source: str) -> None:
     result = ran(source, Ordered(usual_order, "search"), 4)
     assert result.end is None, result
     (tmp_path / "runnable.py").write_text(standalone(result))
+    (tmp_path / "in.json").write_text('{"name": "the user\'s own"}')
     done = subprocess.run([sys.executable, "runnable.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+    assert "the user's own" in (tmp_path / "in.json").read_text()
+
+
+def test_what_cannot_be_written_out_is_said(tmp_path: Path) -> None:
+    from typer.testing import CliRunner
+
+    from paceline.apps.selfpico.command import app
+
+    (tmp_path / "x.py").write_text("def (\n")
+    options = ["--predictors", "object", "--out", str(tmp_path / "out")]
+    for emit, said in (("y.py", "cannot be written out"), ("x.py", "would overwrite")):
+        done = CliRunner().invoke(app, ["run", str(tmp_path / "x.py"), "--emit", str(tmp_path / emit), *options])
+        assert done.exit_code == 2 and said in done.output.replace("\n", " "), done.output
+    assert (tmp_path / "x.py").read_text() == "def (\n" and not (tmp_path / "y.py").exists()
+
+
+def test_a_program_that_lacks_is_no_file() -> None:
+    result = ran("import subprocess\nsubprocess.run(['no-such-program'])\n", Ordered(usual_order, "search"), 1)
+    assert not result.found
 
 
 @pytest.mark.parametrize("kind", dummies.PICO_TYPES)

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from paceline.apps.text2sql.chart import chart
 from paceline.apps.text2sql.command import app
 from paceline.apps.text2sql.database import QueryError, SqlResult, open_database
-from paceline.apps.text2sql.schema import described, read_schema
+from paceline.apps.text2sql.schema import described, read_descriptions, read_schema
 from paceline.apps.text2sql.tables import imported
 from tests.apps.scripted import scripted
 
@@ -38,6 +38,14 @@ def test_files_become_tables_of_one_database(files: list[Path], tmp_path: Path) 
     assert database.run("SELECT max(twice) FROM n").rows == ((4,),)
     with pytest.raises(QueryError, match="reaches beyond"):
         database.run(f"SELECT * FROM read_csv('{files[0]}')")
+
+
+def test_decimal_commas_and_names_that_are_patterns(tmp_path: Path) -> None:
+    """`a[1].csv`, as browsers call a second download, is a pattern for DuckDB that `a1.csv` fits."""
+    (tmp_path / "a[1].csv").write_text("city;total\nUlm;1,5\nBonn;2,25\n")
+    (tmp_path / "a1.csv").write_text("city;total\nKiel;7\n")
+    database = open_database(imported([tmp_path / "a[1].csv"], tmp_path))
+    assert database.run("SELECT sum(total) FROM a_1").rows == ((3.75,),)
 
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
@@ -86,6 +94,18 @@ def test_descriptions_of_columns_that_are_not_there_are_refused(sqlite_file: Pat
         described(schema, {"singer.height": "in metres"})
 
 
+def test_descriptions_need_no_headings(tmp_path: Path) -> None:
+    (tmp_path / "about.csv").write_text("singer.age,in years\nsinger.country,of birth\n")
+    assert read_descriptions(tmp_path / "about.csv") == {"singer.age": "in years", "singer.country": "of birth"}
+
+
+def test_what_an_evaluation_has_no_use_for_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text("")
+    for option in ("--then", "--describe"):
+        done = CliRunner().invoke(app, ["--evaluate", str(tmp_path / "x"), "--databases", str(tmp_path), option, "y"])
+        assert done.exit_code == 2 and option in done.output, done.output
+
+
 def test_comments_of_a_duckdb_file_are_descriptions(duck_file: Path) -> None:
     with duckdb.connect(str(duck_file)) as connection:
         connection.execute("COMMENT ON COLUMN singer.age IS 'in years'")
@@ -104,6 +124,7 @@ def test_comments_of_a_duckdb_file_are_descriptions(duck_file: Path) -> None:
         (("name", "other"), [("a", "x"), ("b", "y")], None),
         (("name", "n"), [(f"a{n}", n) for n in range(100)], None),
         (("name", "n"), [("a", None), ("b", 2)], None),
+        (("parts", "n"), [(["a"], 1), (["b"], 2)], "bars"),
     ],
 )
 def test_a_chart_where_it_makes_sense(columns: tuple[str, ...], rows: list[tuple[Any, ...]], kind: str | None) -> None:

@@ -1,5 +1,6 @@
 """Series and windows: what a CSV may hold, and the seal over the future."""
 
+import gzip
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -39,11 +40,27 @@ def test_a_column_with_gaps(tmp_path: Path) -> None:
         (rows(1, "inf", *range(12)), "a", "row 3: 'inf' is not a number"),
         (rows(1, 2, 3), "a", "10 or more"),
         ("date,a\n" + "2020-01-01,1\n" * 12, "a", "comes twice"),
+        ("date,a\n" + "2020-01-01,1,5\n" * 12, "a", "row 2: there are 3 cells under 2 headings"),
+        ('date,a\n2020-01-01,"' + "11\n" * 100_000, "a", "quotation mark that nothing closes"),
     ],
 )
 def test_bad_files_are_refused_by_name(tmp_path: Path, text: str, column: str | None, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         read_series(write(tmp_path, text), column)
+
+
+@pytest.mark.parametrize("name", ["data", "step", "tag"])
+def test_the_only_column_is_the_value(tmp_path: Path, name: str) -> None:
+    """Under a heading that can be one of times, too: in order of its values it would be another series."""
+    series = read_series(write(tmp_path, name + "\n" + "".join(f"{7 * n % 12}\n" for n in range(12))))
+    assert series.values.tolist() == [7 * n % 12 for n in range(12)]
+
+
+def test_a_packed_file_that_is_broken_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv.gz"
+    path.write_bytes(gzip.compress(rows(*range(12)).encode())[:-9])
+    with pytest.raises(ValueError, match="cannot be unpacked"):
+        read_series(path)
 
 
 def test_windows_cover_the_series_and_are_copies() -> None:
@@ -177,6 +194,10 @@ DAYS = [f"2024-01-{n + 1:02}" for n in range(12)]
         ),
         (["date,share", *(f"{d},{n} %" for n, d in enumerate(DAYS))], "utf-16", [0, 1], ""),
         (["date;n", *(f"{d};{n}.5" for n, d in enumerate(DAYS))], "utf-8", [0.5, 1.5], "semicolons"),
+        (["date;n", *(f"{d};{n + 1},125" for n, d in enumerate(DAYS))], "utf-8", [1.125, 2.125], "semicolons"),
+        (["date,n", *(f'{d},"{n + 1},125"' for n, d in enumerate(DAYS))], "utf-8", [1125, 2125], ""),
+        (["date,n", *(f'{d},"0,12{n % 10}"' for n, d in enumerate(DAYS))], "utf-8", [0.12, 0.121], ""),
+        (["data,n,tag", *(f"{d},{n},red" for n, d in enumerate(DAYS))], "utf-8", [0, 1], ""),
     ],
 )
 def test_files_as_people_have_them(
@@ -214,6 +235,8 @@ def test_a_long_table_holds_several_series(tmp_path: Path) -> None:
         (["2024-01-01 22:00", "2024-01-01 23:00", "2024-01-02 00:00"], ["2024-01-02 01:00:00", "2024-01-02 02:00:00"]),
         (["2023-Q3", "2023-Q4", "2024-Q1"], ["2024-04-01", "2024-07-01"]),
         (["2024-01-01", "2024-01-02", "2024-01-09"], ["2024-01-10", "2024-01-11"]),
+        (["2021", "2022", "2023"], ["2024", "2025"]),
+        (["1", "2", "4"], []),
         (["a", "b", "c"], []),
     ],
 )

@@ -10,6 +10,7 @@ from paceline.cluster.learn import reinforce
 from paceline.cluster.learn.features import join
 from paceline.cluster.learn.order import LearnedOrder, OrderNetwork, entropy, load, save
 from paceline.cluster.learn.scenes import SCENE_KINDS, Scene, scene
+from paceline.cluster.learn.state import go_on, keep, weights
 from paceline.cluster.workflow.dags import StepGraph
 from paceline.cluster.workflow.heft import Ranks
 from paceline.cluster.workflow.predict import SecondsTable
@@ -132,6 +133,7 @@ def short_and_long() -> Scene:
 def test_training_improves_the_return_where_heft_is_not_optimal() -> None:
     torch.manual_seed(1)
     network, plan = OrderNetwork(), reinforce.ReinforcementPlan(episodes=4, seed=1)
+    torch.nn.init.zeros_(network.rule.weight)  # else it begins with the rule that is best here
     optimiser = torch.optim.Adam(network.parameters(), lr=2e-2)
     given, generator = short_and_long(), torch.Generator().manual_seed(1)
     ratios = [reinforce.step(network, optimiser, given, plan, generator, bonus=0.0) for _ in range(40)]
@@ -146,3 +148,21 @@ def test_weights_are_kept_in_a_file(network: OrderNetwork, tmp_path: Path) -> No
     (tmp_path / "bad").write_text("no")
     with pytest.raises(InputError, match="is not an order"):
         load(tmp_path / "bad")
+
+
+def test_a_run_goes_on_from_its_state_and_from_no_others(tmp_path: Path) -> None:
+    path, made = tmp_path / "run.state", [OrderNetwork(), OrderNetwork()]
+    first, second = (torch.optim.Adam(each.parameters(), lr=0.1) for each in made)
+    torch.autograd.backward(torch.stack([each.square().sum() for each in made[0].parameters()]).sum())
+    first.step()
+    rng, other = np.random.default_rng(1), np.random.default_rng(2)
+    keep(path, made[0], first, rng, {"used": 3.0, "best": (0.5, weights(made[0])), "seed": 4})
+    found = go_on(path, made[1], second, other, 4)
+    assert found["used"] == 3.0 and found["best"][0] == 0.5 and rng.uniform() == other.uniform()
+    for mine, theirs in zip(made[0].parameters(), made[1].parameters(), strict=True):
+        assert torch.equal(mine, theirs)
+    with pytest.raises(InputError, match="of seed 4, not 5"):
+        go_on(path, made[1], second, other, 5)
+    path.write_bytes(b"no")
+    with pytest.raises(InputError, match="no state of this training"):
+        go_on(path, made[1], second, other, 4)

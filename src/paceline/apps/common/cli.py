@@ -125,6 +125,11 @@ def errors() -> Iterator[None]:
             raise
         typer.echo(f"Error: {known[0]}", err=True)
         raise typer.Exit(2) from group
+    except OSError as error:
+        if error.filename is None:
+            raise
+        typer.echo(f"Error: {error.filename}: {error.strerror}; give a place that can be read and written.", err=True)
+        raise typer.Exit(2) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 

@@ -17,6 +17,8 @@ from .client import CallError
 OWN_SERVER_S = 600.0
 """Seconds until a server must answer: a model may have to be loaded from the network first."""
 OWN_LOOK_S = 2.0
+OWN_END_S = 20.0
+"""Seconds that a server may take to end by itself."""
 
 
 async def serves(url: str, model: str | None) -> bool:
@@ -51,7 +53,11 @@ async def own_server(model: str) -> AsyncIterator[str]:
         finally:
             if process.returncode is None:
                 process.terminate()
-            await process.wait()
+            try:
+                await asyncio.wait_for(process.wait(), OWN_END_S)
+            except TimeoutError:
+                process.kill()
+                await process.wait()
 
 
 def environment() -> dict[str, str]:

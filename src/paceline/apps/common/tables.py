@@ -3,12 +3,13 @@
 table = read_table(Path("verkauf.csv"))
 table.header, table.rows        # texts
 table.notes                     # what was taken to be what, in words
-numbers(table.column("Preis"))  # 1.234,50 and 3 % are numbers
+table.numbers("Preis")          # 1.234,50 and 3 % are numbers
 """
 
 import csv
 import gzip
 import re
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +19,11 @@ MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "#n/a", "?"})
 AROUND = re.compile(r"^[\s€$£¥%]+|[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
 """Signs around a number, and blanks or apostrophes between its thousands."""
 DECIMAL_COMMA = re.compile(r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+$")
-POINT, GROUPED = re.compile(r"^[+-]?\d+\.\d+$"), re.compile(r"^[+-]?\d{1,3}\.\d{3}$")
-THOUSANDS = re.compile(r"^[+-]?\d{1,3}(,\d{3})+(\.\d+)?$")
-
-
+POINT = re.compile(r"^[+-]?\d+\.\d+(e[+-]?\d+)?$", re.IGNORECASE)
+GROUPED = re.compile(r"^[+-]?[1-9]\d{0,2}\.\d{3}$")
+THOUSANDS = re.compile(r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$")
+TWO_WAYS = re.compile(r"^[+-]?[1-9]\d{0,2},\d{3}$")
+"""1,234 is a thousand or a decimal: where semicolons part the columns a comma is the decimal sign."""
 RARE = 0.15
 """Share of bytes beyond ASCII below which a text is of western Europe: a detector needs more of them to tell."""
 
@@ -39,6 +41,8 @@ class TextTable:
     notes: tuple[str, ...] = ()
     first: int = 2
     """The line of the first row, for messages."""
+    mark: str = ","
+    """What parts the columns."""
 
     def at(self, name: str) -> int:
         """The place of a column. Raises TableError."""
@@ -50,6 +54,10 @@ class TextTable:
         at = self.at(name)
         return [row[at] for row in self.rows]
 
+    def numbers(self, name: str) -> list[float | None]:
+        """A column's values, as `numbers`."""
+        return numbers(self.column(name), self.mark)
+
 
 def read_table(path: Path) -> TextTable:
     """A CSV file (.gz too), separated by comma, semicolon, tab or bar. Raises TableError, OSError."""
@@ -58,9 +66,11 @@ def read_table(path: Path) -> TextTable:
     mark = separator(lines[:50])
     if mark != ",":
         notes.append(f"{path.name}: columns are separated by {NAMES[mark]}.")
-    rows = [
-        tuple(cell.strip() for cell in row) for row in csv.reader(lines, delimiter=mark) if any(map(str.strip, row))
-    ]
+    try:
+        read = list(csv.reader(lines, delimiter=mark))
+    except csv.Error as error:
+        raise TableError(f"{path} is no table ({error}); look for a quotation mark that nothing closes.") from error
+    rows = [tuple(cell.strip() for cell in row) for row in read if any(map(str.strip, row))]
     if not rows:
         raise TableError(f"{path} holds no rows; give a CSV file with one row for each time.")
     body, header = rows, tuple(f"column{n + 1}" for n in range(len(rows[0])))
@@ -73,17 +83,27 @@ def read_table(path: Path) -> TextTable:
             )
     else:
         notes.append(f"{path.name} has no header; its columns are called {', '.join(header[:3])}.")
-    wide = len(header)
+    wide, first = len(header), 1 + len(rows) - len(body)
+    for number, row in enumerate(body, first):
+        if any(row[wide:]):
+            raise TableError(
+                f"{path}, row {number}: there are {len(row)} cells under {wide} headings; put cells that hold {mark!r} "
+                "in quotation marks."
+            )
     filled = tuple((row + ("",) * wide)[:wide] for row in body)
-    return TextTable(header, filled, tuple(notes), 1 + len(rows) - len(body))
+    return TextTable(header, filled, tuple(notes), first, mark)
 
 
 NAMES = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 
 
 def decoded(path: Path) -> tuple[str, list[str]]:
+    """A file's text, and what to say of its encoding. Raises TableError, OSError."""
     raw = path.read_bytes()
-    raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    try:
+        raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise TableError(f"{path} cannot be unpacked ({error}); pack it again.") from error
     for encoding in ("utf-16",) if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig",):
         try:
             return raw.decode(encoding), []
@@ -147,22 +167,23 @@ def number(text: str, comma: bool | None = None) -> float | None:
     return value if abs(value) < float("inf") else None
 
 
-def decimal_comma(texts: Sequence[str]) -> bool:
-    """Whether a column writes decimals with a comma: a cell shows it, and none has a point where decimals stand.
-    Raises TableError where cells contradict each other."""
+def decimal_comma(texts: Sequence[str], mark: str = ",") -> bool:
+    """Whether a column writes decimals with a comma: a cell shows it, and none has a point where decimals stand; 1,234
+    alone shows it where `mark`, which parts the columns, is a semicolon. Raises TableError where cells contradict each
+    other."""
     plain = [AROUND.sub("", text) for text in texts]
     shown = [each for each in plain if DECIMAL_COMMA.match(each) and not THOUSANDS.match(each)]
+    if not shown and mark == ";" and not any(THOUSANDS.match(each) and not TWO_WAYS.match(each) for each in plain):
+        shown = [each for each in plain if TWO_WAYS.match(each)]
     if not shown:
         return False
-    points = [
-        each for each in plain if re.match(r"^[+-]?\d+\.\d+$", each) and not re.match(r"^[+-]?\d{1,3}\.\d{3}$", each)
-    ]
+    points = [each for each in plain if POINT.match(each) and not GROUPED.match(each)]
     if points:
         raise TableError(f"{shown[0]!r} has a decimal comma and {points[0]!r} a decimal point; write all rows alike.")
     return True
 
 
-def numbers(texts: Sequence[str]) -> list[float | None]:
+def numbers(texts: Sequence[str], mark: str = ",") -> list[float | None]:
     """A column's values; not a number where one is missing, None where a cell is no number."""
-    comma = decimal_comma(texts)
+    comma = decimal_comma(texts, mark)
     return [float("nan") if each.strip().lower() in MISSING else number(each, comma) for each in texts]

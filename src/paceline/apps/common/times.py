@@ -17,7 +17,7 @@ from typing import Literal
 TIME_COLUMNS = frozenset(
     {
         "datetime", "date", "time", "timestamp", "ds", "day", "month", "year", "period", "index", "step", "t", "datum",
-        "zeit", "zeitpunkt", "fecha", "data", "jour", "mois", "monat", "jahr", "tag", "week", "quarter", "date_time",
+        "zeit", "zeitpunkt", "fecha", "jour", "mois", "monat", "jahr", "week", "quarter", "date_time",
     }
 )  # fmt: skip
 """Headers of columns that hold times."""
@@ -50,9 +50,13 @@ class ParsedTimes:
     notes: tuple[str, ...] = ()
     last: datetime | None = None
     """The newest time, where the column holds times."""
+    last_number: float | None = None
+    """The greatest number, where it holds numbers at equal distances, as years are."""
 
     def following(self, count: int) -> list[str]:
-        """The next `count` times in ISO form; empty where the times are at no equal distance."""
+        """The next `count` times in ISO form, or numbers; empty where they are at no equal distance."""
+        if self.last_number is not None:
+            return [f"{self.last_number + self.step * number:.15g}" for number in range(1, count + 1)]
         if self.last is None or not self.unit:
             return []
         made = [after(self.last, self.unit, self.step, number) for number in range(1, count + 1)]
@@ -121,7 +125,10 @@ def numbers(values: Sequence[float], place: str, named: bool) -> ParsedTimes:
     inside = [values[at] for at in order]
     twice(inside, [f"{value:g}" for value in inside], place)
     note = () if order == plain else (f"{place}: the rows were put in order of time.",)
-    return ParsedTimes(order, "", 0.0, (), note)
+    steps = {round(b - a, 9) for a, b in pairwise(inside)}
+    if len(steps) != 1:
+        return ParsedTimes(order, "", 0.0, (), note)
+    return ParsedTimes(order, "", steps.pop(), (), note, last_number=inside[-1])
 
 
 def twice(inside: Sequence[object], texts: Sequence[str], place: str) -> None:

@@ -157,9 +157,10 @@ async def decide(client: AppClient, asset: str, bars: Bars, rules: Rules) -> Qua
             given: dict[str, dict[str, AppAnswer[QuantView]]] = {which: {} for which in nodes}
             for (which, name), answer in zip(names, answers, strict=True):
                 given[which][name] = answer
-            if not any(answer.value is not None for answer in given["bars"].values()):
-                lost = ", ".join(f"{name}: {answer.problem}" for name, answer in given["bars"].items())
-                return QuantDecision(0, f"no trade: no report came ({lost})")
+            for own in given.values():
+                if all(answer.value is None for answer in own.values()):
+                    lost = ", ".join(f"{name}: {answer.problem}" for name, answer in own.items())
+                    return QuantDecision(0, f"no trade: no report came ({lost})")
             sides = [await side(given[which], texts[which]) for which in nodes]
             return await concluded(client, texts["bars"], bars, given["bars"], sides, rules, settings)
 

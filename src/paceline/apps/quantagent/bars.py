@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.tables import MISSING, TextTable, decimal_comma, number, read_table
+from ..common.tables import MISSING, decimal_comma, number, read_table
 from ..common.times import ordered
 
 Floats = NDArray[np.float64]
@@ -50,22 +50,16 @@ class Bars:
         return Bars(self.time, square / self.open, square / self.low, square / self.high, square / self.close)
 
 
-def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
-    """Bars from rows of text, in order of time; rows without any price are left out. Raises ValueError that names the
-    row and the column."""
-    if not rows:
-        raise ValueError(f"{place} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
-    names = {plain(name): name for name in reversed(list(rows[0]))}
-    missing = [name for name in QUANT_COLUMNS if name not in names]
-    if missing:
-        raise ValueError(f"{place} has no column {missing[0]}; expected are {', '.join(QUANT_COLUMNS)}.")
+def bars_of(rows: Sequence[Mapping[str, str]], names: Mapping[str, str], place: str, mark: str) -> Bars:
+    """Bars from rows of text, in order of time; rows without any price are left out. `names` are the headings, by
+    `headings`; `mark` parts the file's columns. Raises ValueError that names the row and the column."""
     rows = [row for row in rows if any(row[names[name]].lower() not in MISSING for name in QUANT_COLUMNS)]
     when = next((names[name] for name in BAR_TIME_COLUMNS if name in names), None)
     time = tuple(row[when] if when else str(index) for index, row in enumerate(rows))
     if when is not None:
         order = ordered(time, f"{place}, column {when}").order
         rows, time = [rows[at] for at in order], tuple(time[at] for at in order)
-    prices = {name: _column(rows, names[name], place) for name in QUANT_COLUMNS}
+    prices = {name: _column(rows, names[name], place, mark) for name in QUANT_COLUMNS}
     slack = 1e-9 * prices["high"]
     wrong = np.flatnonzero(
         (prices["high"] + slack < np.maximum(prices["open"], prices["close"]))
@@ -78,13 +72,28 @@ def bars_of(rows: Sequence[Mapping[str, str]], place: str) -> Bars:
     return Bars(time, **prices)
 
 
+def headings(header: Sequence[str], place: str) -> dict[str, str]:
+    """The file's headings by those that bars need, and by those of times where there are any. Raises ValueError where a
+    price has no column or several."""
+    found: dict[str, str] = {}
+    for wanted in (*QUANT_COLUMNS, *BAR_TIME_COLUMNS):
+        alike = [name for name in header if name.lower() == wanted] or [n for n in header if plain(n) == wanted]
+        if wanted in QUANT_COLUMNS and not alike:
+            raise ValueError(f"{place} has no column {wanted}; expected are {', '.join(QUANT_COLUMNS)}.")
+        if wanted in QUANT_COLUMNS and len(alike) > 1:
+            raise ValueError(f"{place} has several columns {wanted} ({', '.join(alike)}); keep those of one asset.")
+        if alike:
+            found[wanted] = alike[0]
+    return found
+
+
 def plain(name: str) -> str:
     """A heading without what is around the price's name, as in `('Close', 'AAPL')` and `Close AAPL` of yfinance."""
     return re.split(r"[^a-z]+", name.lower().strip(" ('\""))[0]
 
 
-def _column(rows: Sequence[Mapping[str, str]], name: str, place: str) -> Floats:
-    values, comma = np.empty(len(rows)), decimal_comma([row[name] for row in rows])
+def _column(rows: Sequence[Mapping[str, str]], name: str, place: str, mark: str) -> Floats:
+    values, comma = np.empty(len(rows)), decimal_comma([row[name] for row in rows], mark)
     for index, row in enumerate(rows):
         value = number(row[name], comma)
         if value is None:
@@ -100,12 +109,9 @@ def read_windows(path: Path) -> dict[str, Bars]:
     window."""
     table = read_table(path)
     groups: dict[str, list[Mapping[str, str]]] = {}
-    for row in mapped(table):
+    names = headings(table.header, str(path))
+    for row in (dict(zip(table.header, cells)) for cells in table.rows):
         groups.setdefault(row.get("window", "1"), []).append(row)
     if not groups:
         raise ValueError(f"{path} holds no bars; give a CSV file with the columns {', '.join(QUANT_COLUMNS)}.")
-    return {name: bars_of(group, f"{path}, window {name}") for name, group in groups.items()}
-
-
-def mapped(table: TextTable) -> list[Mapping[str, str]]:
-    return [dict(zip(table.header, row)) for row in table.rows]
+    return {name: bars_of(group, names, f"{path}, window {name}", table.mark) for name, group in groups.items()}

@@ -58,18 +58,10 @@ def decide_one(
 ) -> None:
     """Decide on the end of one window."""
     with errors():
+        asset, rules = file.name.split(".")[0], Rules(deadline, stop, pictures)
+        bars = ending(file, window, lookback)
         if watch is not None:
-            rules = Rules(deadline, stop, pictures)
             asyncio.run(watched(asked, file, window, lookback, rules, out, json, watch))
-        windows = loaded(file)
-        name = window or next(iter(windows))
-        if name not in windows:
-            raise UsageError(f"{file} has no window {name}; it has {', '.join(list(windows)[:8])}.")
-        bars = windows[name].last(lookback)
-        if len(bars) < 34:
-            raise UsageError(f"{file}, window {name} has {len(bars)} bars; 34 or more are needed.")
-        asset = file.name.split(".")[0]
-        rules = Rules(deadline, stop, pictures)
         made, usage = asyncio.run(one(asked, asset, bars, rules))
         page = of_window(asset, bars, made, usage).write(out)
         more = [made.risk] if made.risk else []
@@ -80,22 +72,37 @@ async def watched(
     asked: AppAsked, file: Path, window: str | None, lookback: int, rules: Rules, out: Path, json: bool, every_s: float
 ) -> None:
     """A decision for each new last bar, until it is interrupted; a file that cannot be read just now is waited for."""
-    last: str | None = None
+    last, said = "", ""
+    asset = file.name.split(".")[0]
     async with asked.client() as client:
         while True:
             try:
-                windows = read_windows(file)
-                bars = windows[window or next(iter(windows))].last(lookback)
-            except (OSError, ValueError, KeyError) as error:
-                typer.echo(f"{file}: {error}", err=True)
+                bars = ending(file, window, lookback)
+            except UsageError as error:
+                if str(error) != said:
+                    typer.echo(f"Waiting: {error}", err=True)
+                said = str(error)
             else:
-                if len(bars) >= 34 and bars.time[-1] != last:
+                said = ""
+                if bars.time[-1] != last:
                     last = bars.time[-1]
-                    made = await decide(client, file.name.split(".")[0], bars, rules)
-                    of_window(file.name.split(".")[0], bars, made, client.tally.as_dict()).write(out)
-                    said = {"time": last, **made.row()}
-                    typer.echo(json_.dumps(said) if json else f"{last} {named(made)}: {made.risk or made.why}")
+                    made = await decide(client, asset, bars, rules)
+                    of_window(asset, bars, made, client.tally.as_dict()).write(out)
+                    row = {"time": last, **made.row()}
+                    typer.echo(json_.dumps(row) if json else f"{last} {named(made)}: {made.risk or made.why}")
             await asyncio.sleep(every_s)
+
+
+def ending(file: Path, window: str | None, lookback: int) -> Bars:
+    """The last bars of a window of a file, the first window if none is named. Raises UsageError."""
+    windows = loaded(file)
+    name = window or next(iter(windows))
+    if name not in windows:
+        raise UsageError(f"{file} has no window {name}; it has {', '.join(list(windows)[:8])}.")
+    bars = windows[name].last(lookback)
+    if len(bars) < 34:
+        raise UsageError(f"{file}, window {name} has {len(bars)} bars; 34 or more are needed.")
+    return bars
 
 
 def named(made: QuantDecision) -> str:

@@ -89,5 +89,5 @@ def of_window(asset: str, bars: Bars, decision: QuantDecision, usage: Mapping[st
 def _chart(asset: str, bars: Bars, levels: Mapping[str, tuple[float, str]]) -> Any:
     from ..common.report import Section
 
-    return Section("figure", "Chart", "Support and resistance, and the decision's stop and target.",
-                   png=png(bars, trend(bars), asset, levels))  # fmt: skip
+    said = "Support and resistance, and the decision's stop and target." if levels else "Support and resistance."
+    return Section("figure", "Chart", said, png=png(bars, trend(bars), asset, levels))

@@ -59,6 +59,8 @@ def run(
         chosen = read(files)
         if emit is not None and len(chosen) != 1:
             raise UsageError(f"--emit writes one fragment, but {len(chosen)} are given; give one.")
+        if emit is not None and emit.resolve() in {path.resolve() for path in files}:
+            raise UsageError(f"--emit would overwrite {emit}, which is read; give another file.")
         studied(asked, chosen, predictors, rounds, width, out, json, emit)
 
 
@@ -161,7 +163,10 @@ def studied(
 
 
 def emitted(ran: Ran, path: Path) -> str:
-    """Write the fragment so that it runs by itself, try it in the sandbox, and say what came of it."""
+    """Write the fragment so that it runs by itself, try it in the sandbox, and say what came of it. Raises UsageError
+    for one that is no Python."""
+    if ran.problem and not ran.lines:
+        raise UsageError(f"{ran.name} cannot be written out. {ran.problem}")
     text = standalone(ran)
     path.write_text(text, encoding="utf-8")
     outcome = asyncio.run(box(Job((sys.executable, "runnable.py"), {"runnable.py": text}, limits=PICO_LIMITS)))

@@ -1,10 +1,12 @@
 """A fragment as a program that runs by itself: what was put in stands before it, in plain Python."""
 
+import ast
 import textwrap
 
-from .box.modules import ALIASES, MEMBER_OF, content
+from .box.modules import content
 from .fragment import Ran
 from .instrument import FUNCTION, runnable
+from .predict import Guess
 
 EMITTED_VALUES = {
     "None": "None", "Boolean": "True", "Integer": "1", "Float": "1.0", "String": "'a'", "List": "[StandIn()]",
@@ -35,19 +37,26 @@ STAND_IN = """class StandIn:
     def __delitem__(self, key): pass
     def __enter__(self): return self
     def __exit__(self, *exc): pass
+    async def __aenter__(self): return self
+    async def __aexit__(self, *exc): pass
+    async def __aiter__(self): yield StandIn()
+    def __await__(self):
+        return StandIn()
+        yield
     def __int__(self): return 1
     __index__ = __int__
     def __float__(self): return 1.0
-    def __add__(self, other): return StandIn()
-    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = __mod__ = __pow__ = __add__
-    __and__ = __or__ = __xor__ = __floordiv__ = __rfloordiv__ = __matmul__ = __add__
-    def __neg__(self): return StandIn()
     def __lt__(self, other):
         self.__dict__["compared"] = self.__dict__.get("compared", 0) + 1
         return self.compared <= 3
     __le__ = __gt__ = __ge__ = __lt__
 
 
+for _name in "add sub mul truediv floordiv mod pow and or xor lshift rshift matmul".split():
+    for _side in ("", "r"):
+        setattr(StandIn, f"__{{_side}}{{_name}}__", lambda self, other: StandIn())
+for _name in "neg pos abs invert".split():
+    setattr(StandIn, f"__{{_name}}__", lambda self: StandIn())
 """
 ABSENT_FINDER = """class Absent:
     \"\"\"Finds the modules that are not installed.\"\"\"
@@ -66,6 +75,44 @@ sys.meta_path.append(Absent())
 """
 
 
+MAKE_FILES = """def _made(path, text=None):
+    \"\"\"A file with this text, or a folder, where nothing is yet.\"\"\"
+    import pathlib
+
+    place = pathlib.Path(path)
+    if text is None:
+        place.mkdir(parents=True, exist_ok=True)
+    elif not place.exists():
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_text(text, encoding="utf-8")
+
+
+"""
+FINISH = """
+
+def _finish(result):
+    \"\"\"Run what the fragment made, a coroutine or a generator, to its end; of items a thousand at most.\"\"\"
+    import asyncio, inspect, itertools
+
+    async def through():
+        count = 0
+        async for _ in result:
+            count += 1
+            if count == 1000:
+                break
+
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+    elif inspect.isasyncgen(result):
+        asyncio.run(through())
+    elif inspect.isgenerator(result):
+        for _ in itertools.islice(result, 1000):
+            pass
+
+
+"""
+
+
 def standalone(ran: Ran) -> str:
     """The program's text. A call of known code that failed and got a value cannot be written down: it fails again."""
     values = {p.key: p.guess for p in ran.puts}
@@ -77,40 +124,50 @@ def standalone(ran: Ran) -> str:
         ) + "}"
         for kind in ("attribute", "call")
     }  # fmt: skip
-    lines = [f'"""{ran.name}, with what it lacks put in; written by paceline-apps selfpico."""', ""]
-    imported = [usual(name) for _, what in ran.found if (name := what.partition(" is ")[0]) and " is " in what]
+    text, shift = runnable(textwrap.dedent(ran.source))
+    futures, text = without_futures(text)
+    lines = [
+        f"# {ran.name!a}, with what it lacks put in; written by paceline-apps selfpico.",
+        f"from __future__ import {', '.join(futures)}",
+        "",
+    ]
     absent = sorted(set(ran.absent))
-    lines += [*imported, *(["import importlib.machinery", "import sys", "import types"] if absent else []), ""]
+    lines += dict.fromkeys(statement for each in ran.found for statement in each.imports)
+    lines += [*(["import importlib.machinery", "import sys", "import types"] if absent else []), ""]
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
         lines.append(ABSENT_FINDER.format(modules=absent))
     code = [str(guess["code"]) for guess in values.values() if guess.get("code")]
     lines += [*dict.fromkeys(code)]
-    for _, what in ran.found:
-        if what.startswith("file ") and what.endswith(" made"):
-            path = what[5:-5]
-            lines.append(f"import pathlib; pathlib.Path({path!r}).write_text({content(path)!r})")
+    places = {each.name: each.kind for each in ran.found if each.kind != "import"}
+    lines += [MAKE_FILES] if places else []
+    for path, made_as in places.items():
+        lines.append(f"_made({path!r})" if made_as == "folder" else f"_made({path!r}, {content(path)!r})")
     for key, guess in values.items():
         kind, _, name = key.partition(":")
         if kind == "name" and name.isidentifier():
-            text = written(guess)
-            lines.append(f"{name} = {text if text != 'StandIn()' else f'StandIn(path={name!r})'}")
-    text, shift = runnable(textwrap.dedent(ran.source))
+            value = written(guess)
+            lines.append(f"{name} = {value if value != 'StandIn()' else f'StandIn(path={name!r})'}")
     lines += ["", text]
     if shift:
-        call = f"{FUNCTION}()"
-        run = [f"import asyncio; asyncio.run({call})"]
-        plain = [f"result = {call}", 'if hasattr(result, "__next__"):', "    list(result)"]
-        lines += run if text.startswith("async") else plain
+        lines += [FINISH, f"_finish({FUNCTION}())"]
     return "\n".join(lines) + "\n"
 
 
-def written(guess: dict[str, object]) -> str:
-    return str(guess["expression"]) if guess.get("expression") else EMITTED_VALUES[str(guess.get("type", "Object"))]
+def without_futures(text: str) -> tuple[list[str], str]:
+    """What the text imports of `__future__`, annotations always, and the text without those lines."""
+    lines, names = text.split("\n"), ["annotations"]
+    for node in ast.parse(text).body:
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__":
+            names += [each.name for each in node.names]
+            for at in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[at] = ""
+    return list(dict.fromkeys(names)), "\n".join(lines)
 
 
-def usual(name: str) -> str:
-    if name in MEMBER_OF:
-        return f"from {MEMBER_OF[name]} import {name}"
-    module = ALIASES.get(name, name)
-    return f"import {module} as {name}" if module != name else f"import {name}"
+def written(guess: Guess) -> str:
+    """The expression of a guess, on one line and without comments; that of its type where it has none."""
+    try:
+        return ast.unparse(ast.parse(str(guess["expression"]).strip(), mode="eval"))
+    except (KeyError, SyntaxError, ValueError):
+        return EMITTED_VALUES.get(str(guess.get("type", "Object")), EMITTED_VALUES["Object"])

@@ -8,6 +8,9 @@ from pydantic import Field, StringConstraints, TypeAdapter
 from ..common.sandbox.said import Said, said_lines
 
 Short = Annotated[str, StringConstraints(max_length=4000)]
+ImportStatement = Annotated[
+    str, StringConstraints(max_length=400, pattern=r"^(from [\w.]+ import \w+|import [\w.]+( as \w+)?)$")
+]
 
 
 class LineEvent(Said):
@@ -43,12 +46,13 @@ class ModuleEvent(Said):
 
 
 class ImportEvent(Said):
-    """A module, or a member of one, that a name stood for."""
+    """A module, or a member of one, that a name stood for, and the statements that import it."""
 
     event: Literal["import"]
     name: Short
     line: int
     shown: Short
+    imports: list[ImportStatement]
 
 
 class FileEvent(Said):

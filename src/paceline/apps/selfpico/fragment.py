@@ -10,7 +10,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
@@ -62,6 +62,21 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
+class PicoFound:
+    """What a name stood for, with the statements that import it, or a file or folder that was made."""
+
+    line: int
+    kind: Literal["import", "file", "folder"]
+    name: str
+    shown: str = ""
+    imports: tuple[str, ...] = ()
+
+    @property
+    def what(self) -> str:
+        return f"{self.name} is {self.shown}" if self.kind == "import" else f"{self.kind} {self.name} made"
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """What became of a fragment. `stopped` names the limit that ended it; `problem` says why it could not start."""
 
@@ -77,8 +92,8 @@ class Ran:
     runs: int = 1
     output: str = ""
     problem: str = ""
-    found: tuple[tuple[int, str], ...] = ()
-    """(line, in words) of modules that were imported and files that were made."""
+    found: tuple[PicoFound, ...] = ()
+    """Modules that were imported and files that were made."""
     absent: tuple[str, ...] = ()
     """Modules that are not installed, with objects of which nothing is known in place of what they hold."""
 
@@ -98,7 +113,7 @@ class Ran:
             "attempts": list(self.attempts),
             "runs": self.runs,
             "problem": self.problem,
-            "found": [{"line": line, "what": what} for line, what in self.found],
+            "found": [{"line": each.line, "what": each.what} for each in self.found],
             "values": [{"key": p.key, "line": p.line, "shown": p.shown, **p.guess} for p in self.puts],
             "findings": [
                 {"line": f.line, "error": f.error, "message": f.message, "values": list(f.values), "sure": f.sure}
@@ -137,8 +152,6 @@ class PicoRunner:
             at = (need.key, need.line)
             if at not in search.orders:
                 search.orders[at] = await self.ordered(ranker, need, best, uses.get(need.key), text, source)
-                if not search.orders[at]:
-                    continue
             word = search.next(need)
             made = await ranker.own(hole_of(need), source) if word == OWN else {**guess_of(word), "how": word}
             if made is None:
@@ -213,9 +226,13 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> R
     puts = tuple(Put(e["key"], e["line"], e["guess"], e["shown"]) for e in events if e["event"] == "value")
     keys = {p.key for p in puts}
     guessed = keys | {f"name:{e['name']}" for e in events if e["event"] == "import"}
-    found = [(e["line"], f"{e['name']} is {e['shown']}") for e in events if e["event"] == "import"]
+    found = [
+        PicoFound(e["line"], "import", e["name"], e["shown"], tuple(e["imports"]))
+        for e in events
+        if e["event"] == "import"
+    ]
     found += [
-        (e["line"], f"{'folder' if e['folder'] else 'file'} {e['name']} made") for e in events if e["event"] == "file"
+        PicoFound(e["line"], "folder" if e["folder"] else "file", e["name"]) for e in events if e["event"] == "file"
     ]
     absent = {e["line"] for e in events if e["event"] == "module"}
     reached = (

@@ -6,7 +6,7 @@ with its reason before it and all of it as JSON. Every prompt begins with the sa
 before the question, so that a server's prefix cache holds all but the last lines.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Protocol, runtime_checkable
 
@@ -30,10 +30,6 @@ class Hole:
     error: str
     problem: str
     tried: int
-
-    @classmethod
-    def of(cls, said: Mapping[str, Any]) -> "Hole":
-        return cls(**{name: said[name] for name in cls.__slots__})
 
 
 Guess = dict[str, Any]
@@ -196,8 +192,6 @@ class PicoModel:
 
     async def own(self, hole: Hole, fragment: str) -> Guess | None:
         task = question(fragment, hole.line, hole.kind, hole.name, hole.error)
-        if hole.problem:
-            task += f"\nAn earlier answer failed: {hole.problem}\nAnswer differently."
         examples = tuple(
             (f"{data_of(text)}\n\n{question(text, line, kind, name, error)}", value.model_dump_json())
             for text, line, kind, name, error, value in PICO_EXAMPLES

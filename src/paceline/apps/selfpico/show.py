@@ -60,7 +60,8 @@ def page(ran: Ran) -> str:
     rows = []
     for number, line in enumerate(ran.source.splitlines(), 1):
         mark = "ran" if number in ran.ran else "missed" if number in ran.lines else ""
-        notes = [noted(p) for p in ran.puts if p.line == number]
+        notes = [f'<span class="note">{escape(each.what)}</span>' for each in ran.found if each.line == number]
+        notes += [noted(p) for p in ran.puts if p.line == number]
         notes += [failed(f) for f in ran.findings if f.line == number]
         rows.append(f'<tr class="{mark}"><td>{number}</td><td>{escape(line)}</td><td>{"<br>".join(notes)}</td></tr>')
     ending = ran.problem or (f"Stopped by a limit: {ran.stopped}." if ran.stopped else "")

@@ -1,15 +1,20 @@
 """What users have fragments in: Python files, notebooks, interpreter sessions with their prompts, and Markdown."""
 
-import doctest
+import ast
 import json
 import re
+import textwrap
 from pathlib import Path
 
 from .cut import CutError, Fragment
 
-SESSION_PROMPT = re.compile(r"^\s*>>> ?", re.MULTILINE)
-CELL_PROMPT = re.compile(r"^In \[\d*\]: ?", re.MULTILINE)
-FENCED = re.compile(r"^```(?:python|py|pycon)?[ \t]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+SESSION_PROMPT = re.compile(r"^\s*(?:>>>|In \[\d*\]:) ?(.*)$")
+SESSION_GOES_ON = re.compile(r"^\s*\.\.\.:? ?(.*)$")
+FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+FENCES = frozenset({"", "python", "python3", "py", "pycon", "ipython", "{python}"})
+CELL_MAGIC = re.compile(r"^([ \t]*)((?:%{1,2}[a-zA-Z]|[!?]).*|[\w.]+\?{1,2})[ \t]*$", re.MULTILINE)
+PYTHON_CELLS = frozenset({"%%time", "%%timeit", "%%capture", "%%prun"})
+"""Magics of whole cells that hold Python all the same."""
 PICO_SUFFIXES = frozenset({".py", ".ipynb", ".md", ".txt", ".pycon"})
 
 
@@ -19,7 +24,8 @@ def gathered(paths: list[Path]) -> list[Fragment]:
     for path in paths:
         inside = [each for each in sorted(path.rglob("*")) if each.suffix in PICO_SUFFIXES - {".md", ".txt"}]
         for each in inside if path.is_dir() else [path]:
-            found += fragments(str(each), text_of(each))
+            if not each.is_dir():
+                found += fragments(str(each), text_of(each))
     return found
 
 
@@ -36,21 +42,34 @@ def fragments(name: str, text: str) -> list[Fragment]:
     if name.endswith(".ipynb"):
         return [Fragment(name, notebook(name, text))]
     if name.endswith(".md"):
-        fences = [session(match[1]) for match in FENCED.finditer(text)]
+        blocks = [(match[1].lower().split() or [""], match[2]) for match in FENCED.finditer(text)]
+        fences = [session(block) for words, block in blocks if words[0] in FENCES]
         if not fences:
-            raise CutError(f"{name} holds no fenced code; give a file with some.")
+            raise CutError(f"{name} holds no fenced Python; give a file with some.")
         return [Fragment(f"{name}#{number}", each) for number, each in enumerate(fences, 1)]
     return [Fragment(name, session(text))]
 
 
 def session(text: str) -> str:
-    """Code without an interpreter's prompts; what it printed stays as comments, so line numbers do."""
-    if SESSION_PROMPT.search(text):
-        return doctest.script_from_examples(text)
-    if CELL_PROMPT.search(text):
-        kept = [CELL_PROMPT.sub("", line) for line in text.splitlines() if not re.match(r"^Out ?\[", line)]
-        return magics("\n".join(re.sub(r"^ {3,}\.\.\.: ?", "", line) for line in kept) + "\n")
-    return text
+    """Code without an interpreter's prompts; what it printed stays as comments, so line numbers do. Python itself stays
+    as it is, also where its docstrings hold examples."""
+    lines = text.splitlines()
+    if not any(map(SESSION_PROMPT.match, lines)) or parses(text):
+        return text
+    made, inside = [], False
+    for line in lines:
+        code = SESSION_PROMPT.match(line) or (SESSION_GOES_ON.match(line) if inside else None)
+        inside = code is not None
+        made.append(code[1] if code is not None else f"# {line}" if line.strip() else "")
+    return magics("\n".join(made) + "\n")
+
+
+def parses(text: str) -> bool:
+    try:
+        ast.parse(textwrap.dedent(text))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def notebook(name: str, text: str) -> str:
@@ -60,8 +79,10 @@ def notebook(name: str, text: str) -> str:
         sources = ["".join(cell["source"]) for cell in cells]
     except (ValueError, KeyError, TypeError) as error:
         raise CutError(f"{name} is no notebook of format 4; open it in Jupyter and save it again.") from error
-    return "\n\n".join(magics(each) for each in sources if not each.startswith("%%")) + "\n"
+    kept = [each for each in sources if not each.startswith("%%") or each.split()[0] in PYTHON_CELLS]
+    return "\n\n".join(magics(each) for each in kept) + "\n"
 
 
 def magics(text: str) -> str:
-    return re.sub(r"^(\s*)([%!?].*|.*\?)$", r"\1pass  # \2", text, flags=re.MULTILINE)
+    """Lines for IPython or a shell as comments, in what is no Python with them."""
+    return text if parses(text) else CELL_MAGIC.sub(r"\1pass  # \2", text)

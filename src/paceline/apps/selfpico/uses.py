@@ -2,6 +2,7 @@
 
 import ast
 import operator
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -149,12 +150,24 @@ def sides(
 ) -> list[tuple[ast.AST, str | Callable[[Any], Any]]]:
     """An operator with a constant on one side."""
     if isinstance(right, ast.Constant):
-        known = right.value
+        known = tame(right.value)
         return [(left, lambda value: operation(value, known))]
     if isinstance(left, ast.Constant):
-        known = left.value
+        known = tame(left.value)
+        if isinstance(known, str | bytes) and re.search(r"\d{4}", str(known)):
+            return []  # a format may ask for as many characters
         return [(right, lambda value: operation(known, value))]
     return []
+
+
+MOST_CONSTANT = 1000
+"""Larger numbers of a fragment stand as this one where uses are tried: `10 ** 10**9` would never end."""
+
+
+def tame(constant: Any) -> Any:
+    if isinstance(constant, int | float) and not isinstance(constant, bool) and abs(constant) > MOST_CONSTANT:
+        return type(constant)(MOST_CONSTANT if constant > 0 else -MOST_CONSTANT)
+    return constant
 
 
 def allowed(uses: PicoUses | None, source: str) -> list[str]:

@@ -47,7 +47,7 @@ def chart(result: SqlResult) -> SqlChart | None:
     times = [n for n, cells in enumerate(columns) if all(timed(cell) for cell in cells)]
     numeric = [n for n, cells in enumerate(columns) if n not in times and all(number(cell) for cell in cells)]
     names = times or [n for n in range(len(columns)) if n not in numeric]
-    names = [n for n in names if len(set(columns[n])) == len(columns[n])]
+    names = [n for n in names if len(set(map(str, columns[n]))) == len(columns[n])]
     if not numeric or not names:
         return None
     at, value = names[0], numeric[-1]

@@ -86,7 +86,11 @@ def text2sql(
             raise UsageError("Give one of QUESTION, --page and --evaluate FILE.")
         if out is not None and question is None:
             raise UsageError("--out is the folder of one answer's report; give it with a QUESTION.")
+        if then and question is None:
+            raise UsageError("--then continues a QUESTION; give one.")
         if evaluate is not None:
+            if describe is not None:
+                raise UsageError("--describe is of one database's columns; leave it out with --evaluate.")
             if db or sample:
                 raise UsageError("--evaluate takes its databases from --databases; leave --db and --sample out.")
             if databases is None:
@@ -94,8 +98,6 @@ def text2sql(
             result = asyncio.run(_evaluate(asked, plan, evaluate, databases, questions, minutes, at_once))
             show(result, json, [f"{name}: {value}" for name, value in result.items()], result)
             return
-        if then and question is None:
-            raise UsageError("--then continues a QUESTION; give one.")
         if (not db) != sample:
             raise UsageError("Give one of --db FILE, an SQLite, DuckDB, CSV or Parquet file, and --sample.")
         with TemporaryDirectory() as folder:

@@ -97,12 +97,14 @@ def described(schema: SqlSchema, about: Mapping[str, str]) -> SqlSchema:
 
 
 def read_descriptions(path: Path) -> dict[str, str]:
-    """From a table with the column's name first and its description last. Raises QueryError."""
+    """From a table with the column's name first and its description last; headings that begin with `table.column` are
+    a row. Raises QueryError."""
     try:
         table = read_table(path)
     except (OSError, TableError) as error:
         raise QueryError("missing", f"{path} cannot be read as a table of descriptions: {error}") from error
-    return {row[0]: row[-1] for row in table.rows if row[0] and len(row) > 1 and row[-1]}
+    rows = (table.header, *table.rows) if "." in table.header[0] else table.rows
+    return {row[0]: row[-1] for row in rows if row[0] and len(row) > 1 and row[-1]}
 
 
 def read_schema(database: Database) -> SqlSchema:

@@ -26,7 +26,9 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-Column = Annotated[str | None, typer.Option("--column", help="The column to forecast; default the last.")]
+Column = Annotated[
+    str | None, typer.Option("--column", help="The column to forecast; default the last that holds numbers.")
+]
 OneOf = Annotated[str | None, typer.Option("--series", help="Which one of a long table; default the first.")]
 Horizon = Annotated[int, typer.Option("--horizon", min=1, help="Steps to forecast.")]
 History = Annotated[int, typer.Option("--history", min=20, help="Values that a forecast may use.")]
@@ -57,9 +59,7 @@ def forecast(
     asked: AppAsked,
     file: Annotated[Path, typer.Argument(help="CSV: a column of times and one of numbers.")],
     column: Column = None,
-    series: Annotated[
-        str | None, typer.Option("--series", help="Which one of a long table; default the first.")
-    ] = None,
+    series: OneOf = None,
     horizon: Horizon = 24,
     history: History = 512,
     models: Candidates = 3,

@@ -142,7 +142,7 @@ def of_forecast(row: Mapping[str, Any], usage: Mapping[str, Any]) -> Report:
     weights = ", ".join(f"{name} {weight:.2f}" for name, weight in row["weights"].items())
     report = Report(f"Forecast of {row['series']}", f"{len(row['values'])} steps by {row['way']} of {weights}.")
     report.answers(usage)
-    report.figure("Forecast", lambda axes: fan(axes, row), "The bands hold 80 and 95 % of what validation saw.")
+    report.figure("Forecast", lambda axes: fan(axes, row), "The bands of 80 and 95 % come from errors in validation.")
     if row.get("summary"):
         report.text("Summary", row["summary"])
     rows = [{"time": at, "forecast": value} for at, value in zip(row["ahead"], row["values"], strict=True)]

@@ -34,7 +34,7 @@ class Series:
         return len(self.values)
 
     def following(self, count: int) -> list[str]:
-        """The next times, where the file's are at equal distances; else none."""
+        """The next times or steps, where the file's are at equal distances; else none."""
         return self.read.following(count) if self.read is not None else []
 
 
@@ -114,15 +114,11 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
     when = time_column(table, column)
     value = column or value_column(table, when)
-    table, label = chosen(table, when, value, one, path)
-    notes = list(table.notes)
-    if not label[0] and label[1]:
-        notes.append(label[1])
+    table, label, said = chosen(table, when, value, one, path)
+    notes = [*table.notes, *said]
     values = np.array(checked_numbers(table, value, path))
     _check(values, f"{path}, column {value}")
-    name = f"{path.name.split('.')[0]}.{label[0] or value}"
-    if label[1] and label[0]:
-        notes.append(label[1])
+    name = f"{path.name.split('.')[0]}.{label or value}"
     if when is None:
         return Series(name, values, tuple(map(str, range(len(values)))), notes=tuple(notes))
     time = table.column(when)
@@ -132,7 +128,10 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
 
 
 def time_column(table: TextTable, value: str | None) -> str | None:
-    """The column of times: one named so, else the first one that is not the value and holds times or steps."""
+    """The column of times: one named so, else the first one that is not the value and holds times or steps. The only
+    column is the value."""
+    if len(table.header) == 1:
+        return None
     named = [name for name in table.header if name.lower() in TIME_COLUMNS and name != value]
     if named:
         return named[0]
@@ -140,20 +139,20 @@ def time_column(table: TextTable, value: str | None) -> str | None:
         if name == value:
             continue
         try:
-            if ordered(table.column(name)[:50], name, False).unit:
+            if ordered(table.column(name)[:50], name, False).last is not None:
                 return name
         except TimeError:
             if not any(map(str.isalpha, "".join(table.column(name)[:50]))):
                 return name
     first = table.header[0]
-    return first if value != first and len(table.header) > 1 else None
+    return first if value != first else None
 
 
 def value_column(table: TextTable, when: str | None) -> str:
     """The last column of numbers; the last one if there is none, which then is refused by its row."""
     others = [name for name in reversed(table.header) if name != when]
     for name in others:
-        found = numbers(table.column(name)[:50])
+        found = numbers(table.column(name)[:50], table.mark)
         if all(each is not None for each in found) and any(each == each for each in found):
             return name
     return others[0] if others else table.header[-1]
@@ -161,8 +160,9 @@ def value_column(table: TextTable, when: str | None) -> str:
 
 def chosen(
     table: TextTable, when: str | None, value: str, one: str | None, path: Path
-) -> tuple[TextTable, tuple[str, str]]:
-    """The rows of one series of a long table, its name, and what to say; the whole table where it holds one."""
+) -> tuple[TextTable, str, list[str]]:
+    """The rows of one series of a long table, its name, and what to say; the whole table, without a name, where it
+    holds one."""
     times = table.column(when) if when is not None else []
     texts = [name for name in table.header if name not in (when, value)]
     groups: list[tuple[str, list[str]]] = []
@@ -175,25 +175,24 @@ def chosen(
     if not groups:
         if one is not None:
             raise ValueError(f"{path} holds one series, no {one}; leave --series out.")
-        return table, ("", "")
+        return table, "", []
     name, kinds = groups[0]
     kept = one if one is not None else kinds[0]
     if kept not in kinds:
         raise ValueError(f"{path} has no series {kept} in column {name}; it has {', '.join(kinds[:8])}.")
     at = table.at(name)
-    said = (
-        f"{path.name} holds {len(kinds)} series ({', '.join(kinds[:5])}); {kept} is forecast, --series names another."
-    )
-    return replace(table, rows=tuple(row for row in table.rows if row[at] == kept)), (kept, "" if one else said)
+    said = f"{path.name} holds {len(kinds)} series ({', '.join(kinds[:5])}); {kept} is read, --series names another."
+    rows = tuple(row for row in table.rows if row[at] == kept)
+    return replace(table, rows=rows), kept, [said] if one is None else []
 
 
 def checked_numbers(table: TextTable, name: str, path: Path) -> list[float]:
     """A column's values. Raises ValueError that names the row."""
     texts = table.column(name)
-    found = numbers(texts)
+    found = table.numbers(name)
     for row, (text, value) in enumerate(zip(texts, found), start=table.first):
         if value is None:
-            raise ValueError(f"{path}, row {row}: {text!r} is not a number; give a number, or leave it empty.")
+            raise ValueError(f"{path}, row {row}: {text[:40]!r} is not a number; give a number, or leave it empty.")
     return [value for value in found if value is not None]
 
 

@@ -77,7 +77,7 @@ def train(
     held = [random_problem(np.random.default_rng([plan.seed, 2, n]), *shape) for n, shape in enumerate(HELD_OUT_SIZES)]
     before, update, solving, lessons = 0.0, 0, 0.0, list[Lesson]()
     if state is not None and state.exists():
-        found = go_on(state, network, optimiser, rng)
+        found = go_on(state, network, optimiser, rng, plan.seed)
         before, update, solving, best = found["used"], found["update"], found["solving"], found["best"]
     else:
         best = (_held(network, held), weights(network))
@@ -102,7 +102,7 @@ def train(
                 best = (now, weights(network))
             if state is not None:
                 rest = {"used": before + monotonic() - begun, "update": update, "solving": solving, "best": best}
-                keep(state, network, optimiser, rng, rest)
+                keep(state, network, optimiser, rng, {**rest, "seed": plan.seed})
     network.load_state_dict(best[1])
     return network, update
 

@@ -85,7 +85,7 @@ def train(
     heft = [each.play(Ranks()).mean() for each in held]
     before, update = 0.0, 0
     if state is not None and state.exists():
-        found = go_on(state, network, optimiser, rng)
+        found = go_on(state, network, optimiser, rng, plan.seed)
         before, update, best = found["used"], found["update"], found["best"]
     else:
         best = (validate(network, held, heft), weights(network))
@@ -103,7 +103,7 @@ def train(
             if now < best[0]:
                 best = (now, weights(network))
             if state is not None:
-                rest = {"used": before + monotonic() - begun, "update": update, "best": best}
+                rest = {"used": before + monotonic() - begun, "update": update, "best": best, "seed": plan.seed}
                 keep(state, network, optimiser, rng, rest)
         report(ReinforcementProgress(update, ratio, before + monotonic() - begun, best[0]))
     network.load_state_dict(best[1])

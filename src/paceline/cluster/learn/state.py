@@ -33,8 +33,10 @@ def keep(
     made.replace(path)
 
 
-def go_on(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, rng: np.random.Generator) -> dict[str, Any]:
-    """Take up the state in a file and return the rest of it. InputError for a file of another training."""
+def go_on(
+    path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, rng: np.random.Generator, seed: int
+) -> dict[str, Any]:
+    """Take up the state in a file and return the rest of it. InputError for a file of another training or seed."""
     try:
         found = torch.load(path, weights_only=True)
         network.load_state_dict(found["network"])
@@ -43,4 +45,6 @@ def go_on(path: Path, network: nn.Module, optimiser: torch.optim.Optimizer, rng:
         rest: dict[str, Any] = found["rest"]
     except Exception as error:  # the library raises many types
         raise InputError(f"{path} is no state of this training; remove it to begin anew.") from error
+    if rest.get("seed", seed) != seed:
+        raise InputError(f"{path} is of seed {rest['seed']}, not {seed}; give that seed, or remove it to begin anew.")
     return rest

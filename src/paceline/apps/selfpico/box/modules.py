@@ -6,7 +6,6 @@ variable called `string` or `queue` stays a variable.
 
 import importlib
 import importlib.util
-import sys
 from collections.abc import Collection
 from typing import Any
 
@@ -75,39 +74,44 @@ CALLED = "()"
 MEMBER_VALUES = frozenset({"pi", "ascii_lowercase", "ascii_uppercase", "ascii_letters", "punctuation"})
 
 
-def usual(name: str, attributes: Collection[str]) -> Any:
-    """What a name usually is where nobody defined it. Raises LookupError where it is nothing usual. `attributes` are
-    those that the fragment reads of it."""
-    module, called = ALIASES.get(name), CALLED in attributes
-    if name in MEMBER_OF and (name[0].isupper() or CALLED in attributes or name in MEMBER_VALUES):
-        attributes = [each for each in attributes if each != CALLED]
-        found = getattr(importlib.import_module(MEMBER_OF[name]), name)
-        if all(hasattr(found, each) for each in attributes):
-            return found
+OWN_MODULES = frozenset({"dummies", "modules", "runtime", "here"})
+"""The sandbox's own, which a fragment never means."""
+
+
+def usual(name: str, attributes: Collection[str]) -> tuple[Any, list[str]]:
+    """What a name usually is where nobody defined it, and the statements that import it. Raises LookupError where it is
+    nothing usual. `attributes` are those that the fragment reads of it."""
+    called, read = CALLED in attributes, [each for each in attributes if each != CALLED]
+    home, module = MEMBER_OF.get(name), ALIASES.get(name)
+    if home is not None and (name[0].isupper() or called or name in MEMBER_VALUES):
+        found = getattr(importlib.import_module(home), name)
+        if all(hasattr(found, each) for each in read):
+            return found, [f"from {home} import {name}"]
         module = module or name
-    attributes = [each for each in attributes if each != CALLED]
     if called and module is None:
         raise LookupError(name)
-    if module is None and (name in sys.stdlib_module_names or (attributes and installed(name))):
-        module = name
-    if module is None or not attributes or not installed(module):
+    module = module or name
+    if not read or module in OWN_MODULES or not installed(module):
         raise LookupError(name)
+    imports = [f"import {module}" if module == name else f"import {module} as {name}"]
     try:
         made = importlib.import_module(module)
-    except Exception as error:
+        for each in read:
+            if not hasattr(made, each):
+                importlib.import_module(f"{module}.{each}")
+                imports.append(f"import {module}.{each}")
+    except (Exception, SystemExit) as error:
         raise LookupError(name) from error
-    if not all(hasattr(made, each) or installed(f"{module}.{each}") for each in attributes):
+    if not all(hasattr(made, each) for each in read):
         raise LookupError(name)
-    for each in attributes:
-        if not hasattr(made, each):
-            importlib.import_module(f"{module}.{each}")
-    return made
+    return made, imports
 
 
 def installed(module: str) -> bool:
+    """Whether there is such a module. Of one with dots its package is imported, which may raise anything."""
     try:
         return importlib.util.find_spec(module) is not None
-    except (ImportError, ValueError, AttributeError):
+    except (Exception, SystemExit):
         return False
 
 

@@ -72,14 +72,16 @@ class Runtime:
             where = self.sites[site]
             if type(error) is NameError and self.talk is not None and where["name"] not in self.known:
                 try:
-                    found = usual(where["name"], self.read.get(where["name"], ()))
+                    found, imports = usual(where["name"], self.read.get(where["name"], ()))
                 except LookupError:
                     pass
                 else:
                     if not {"NameError", *PICO_BROAD} & set(where["guards"]):
                         if where["name"] not in self.imported:
                             self.imported.add(where["name"])
-                            self.events.write("import", name=where["name"], line=where["line"], shown=shown(found))
+                            self.events.write(
+                                "import", name=where["name"], line=where["line"], shown=shown(found), imports=imports
+                            )
                         return found
             return self.supply(where, error, ("NameError", "UnboundLocalError"))
 
@@ -119,7 +121,11 @@ class Runtime:
         path = getattr(error, "filename", None)
         if not isinstance(error, FileNotFoundError) or not isinstance(path, str) or not path or self.talk is None:
             return False
-        if path in self.made or {"FileNotFoundError", "OSError", "IOError", *PICO_BROAD} & set(where["guards"]):
+        if (
+            path in self.made
+            or launching(error)
+            or {"FileNotFoundError", "OSError", "IOError", *PICO_BROAD} & set(where["guards"])
+        ):
             return False
         self.made.add(path)
         folder = "." not in os.path.basename(path) and where["name"].rpartition(".")[2] != "open"
@@ -263,6 +269,12 @@ def raised_here(error: BaseException) -> bool:
     """The fragment's own code raised it, or what the fragment's own code called."""
     place = error.__traceback__.tb_next if error.__traceback__ else None
     return place is not None and place.tb_frame.f_code.co_filename == PICO_FILE
+
+
+def launching(error: BaseException) -> bool:
+    """What was not found is a program, which no file takes the place of."""
+    files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return any(os.path.basename(file) == "subprocess.py" for file in files)
 
 
 def too_long(*_: Any) -> None:
