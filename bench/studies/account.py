@@ -55,7 +55,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--quantize")
-    parser.add_argument("--memory", default="3G")
+    parser.add_argument("--memory", default="6G")
     parser.add_argument("--repeat", type=int, default=3)
     parser.add_argument("--cpu", action="store_true", help="processor time of one thread: the machine may be busy")
     args = parser.parse_args()

@@ -94,7 +94,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=256)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--quantize")
-    parser.add_argument("--memory", default="3G")
+    parser.add_argument("--memory", default="6G")
     parser.add_argument("--max-requests", type=int, default=4)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repeat", type=int, default=1)
