@@ -57,6 +57,7 @@ class PicoUses:
 
 
 def tried(check: Callable[[Any], Any], value: Any) -> bool:
+    """Whether a use of the value is not refused by its type. Any other error depends on the value, so it allows it."""
     try:
         check(value)
     except (TypeError, AttributeError):

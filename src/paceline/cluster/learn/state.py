@@ -44,7 +44,7 @@ def go_on(
         rng.bit_generator.state = found["rng"]
         rest: dict[str, Any] = found["rest"]
     except Exception as error:  # the library raises many types
-        raise InputError(f"{path} is no state of this training; remove it to begin anew.") from error
+        raise InputError(f"{path} is no state of this training; remove it to start again.") from error
     if rest.get("seed", seed) != seed:
-        raise InputError(f"{path} is of seed {rest['seed']}, not {seed}; give that seed, or remove it to begin anew.")
+        raise InputError(f"{path} is of seed {rest['seed']}, not {seed}; give that seed, or remove it to start again.")
     return rest
