@@ -7,7 +7,6 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from paceline.core.deferred import SHAPES, complete
 from paceline.core.errors import InputError
 
 T = TypeVar("T")
@@ -25,7 +24,6 @@ def points(group: str, path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
 
 
 def load(kind: str, point: EntryPoint) -> Any:
-    complete(SHAPES)  # whatever it does with torch
     try:
         return point.load()
     except InputError:

@@ -32,7 +32,6 @@ from torch import Tensor, nn
 
 from paceline.attend import quickest
 from paceline.core.component import Ability, Component, with_files
-from paceline.core.deferred import SHAPES, complete
 from paceline.core.errors import CheckpointError, InputError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.registry import Need, Registry
@@ -364,7 +363,6 @@ class Head(nn.Module):
     @classmethod
     def facts(cls, config: Mapping[str, Any]) -> HeadFacts:
         own = cls.config_type.read(config)
-        complete(SHAPES)
         with torch.device("meta"):
             layers = cls(own).kv_layers
         verifier = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path", "")
