@@ -199,6 +199,12 @@ async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: FuzzBudget) -> Fuzz
     whole = data is not None and all(isinstance(row.get("execs"), int) for row in data.commands)
     if data is None or not whole or any(not 0 <= c.command < len(plan.commands) for c in data.crashes):
         raise FuzzError("The campaign's result is not what its driver writes; the target may have written it.")
+    idle = not data.crashes and not any(row["execs"] for row in data.commands)
+    if idle and outcome.limit in (None, "time"):
+        said = "; ".join(dict.fromkeys(str(row.get("state", ""))[:120] for row in data.commands))
+        raise FuzzError(
+            f"afl-fuzz has run nothing in {data.seconds:.0f} s ({said}); mend that, or give more --seconds."
+        )
     crashes = tuple(
         Crash(c.hash, c.kind, tuple(c.frames), plan.commands[c.command], c.seconds, c.count,
               outcome.files.get(f"repro/{c.hash}", b""))
