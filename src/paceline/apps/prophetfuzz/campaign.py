@@ -24,6 +24,8 @@ PLANTED, PLANTED_PAGE = FUZZ_HERE / "planted" / "planted.c", FUZZ_HERE / "plante
 PLANTED_BUGS = 10
 GUESSES = ("0", "1", "2", "8", "16", "64")
 FUZZ_GRACE_S = 90.0
+FUZZ_SHARED_MB = 64
+"""AFL++ and its target tell each other in shared memory which edges ran, and the inputs."""
 
 
 class FuzzError(Exception):
@@ -126,7 +128,7 @@ class FuzzBudget:
 
     def limits(self) -> AppLimits:
         wall = self.seconds + FUZZ_GRACE_S
-        return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb)
+        return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb, shared_mb=FUZZ_SHARED_MB)
 
 
 USAGE = re.compile(
