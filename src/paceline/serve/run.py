@@ -27,8 +27,8 @@ ENGINE_DIED = 3
 """Exit code when the engine thread died, or the warm-up failed."""
 BACKLOG = 2048
 SWITCH_S = 0.0005
-"""How long a thread keeps Python's lock while another waits for it. The engine's thread takes the lock several times a
-pass; with Python's own 5 ms, beside a crowd of requests, each of these would wait so long."""
+"""Seconds for which a thread keeps Python's lock while another one waits. The engine's thread takes it several times a
+pass, and during a crowd of requests each time would cost Python's own 5 ms."""
 CONNECTION_LINGER_S = 2
 """How long connections that do not read their last answer are kept at the end."""
 
