@@ -11,7 +11,7 @@ import pytest
 import zmq
 
 from paceline.core.errors import InputError
-from paceline.serve.kv_events import END, BlockStored, EventsConfig, KvEvents, events_config, follows, number
+from paceline.serve.kv_events import LAST_NUMBER, BlockStored, EventsConfig, KvEvents, events_config, follows, number
 from tests.serve.http import post, send
 from tests.serve.process import SERVE, said, spawned
 
@@ -73,7 +73,7 @@ class Router:
         out = []
         while True:
             _, count, message = self.request.recv_multipart()
-            if count == END:
+            if count == LAST_NUMBER:
                 return out
             out.append((int.from_bytes(count, "big"), DECODER.decode(message)))
 

@@ -27,7 +27,7 @@ from tests.serve.http import send
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "prompt-toolkit": "prompt_toolkit",
+MODULES = {"pyyaml": "yaml", "pyzmq": "zmq", "huggingface-hub": "huggingface_hub", "prompt-toolkit": "prompt_toolkit",
            "prometheus-client": "prometheus_client",
            "faiss-cpu": "faiss", "scikit-learn": "sklearn"}  # fmt: skip
 

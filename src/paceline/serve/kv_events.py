@@ -30,9 +30,9 @@ MEDIUM = "GPU"
 """Where blocks lie, in vLLM's words: on the device that computes, be it a GPU or not."""
 BATCH_BLOCKS = 1024
 """Most blocks of one message."""
-WAIT_S, CLOSE_S, LINGER_S = 0.1, 2.0, 0.5
+LOOK_S, JOIN_S, LINGER_S = 0.1, 2.0, 0.5
 """Seconds between two looks at the ROUTER socket; and that the publisher, and then its sockets, have to end."""
-END = (-1).to_bytes(8, "big", signed=True)
+LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
@@ -171,7 +171,7 @@ class KvEvents:
         encode = msgspec.msgpack.Encoder().encode
         while True:
             ended = self._ended.is_set()
-            self._more.wait(WAIT_S)
+            self._more.wait(LOOK_S)
             self._more.clear()
             while events := self._taken():
                 message = encode(EventBatch(time(), events))
@@ -212,14 +212,14 @@ class KvEvents:
         for count, message in self._sent:
             if count >= first:
                 socket.send_multipart((who, b"", count.to_bytes(8, "big"), message))
-        socket.send_multipart((who, b"", END, b""))
+        socket.send_multipart((who, b"", LAST_NUMBER, b""))
 
     def close(self) -> None:
         """Publish what is left, and close the sockets."""
         self._ended.set()
         self._more.set()
         if self._thread.is_alive():
-            self._thread.join(CLOSE_S)
+            self._thread.join(JOIN_S)
         self._context.destroy(linger=round(1000 * LINGER_S))
 
 
