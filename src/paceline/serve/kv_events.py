@@ -30,7 +30,7 @@ MEDIUM = "GPU"
 """Where blocks lie, in vLLM's words: on the device that computes, be it a GPU or not."""
 BATCH_BLOCKS = 1024
 """Most blocks of one message."""
-LOOK_S, JOIN_S, LINGER_S = 0.1, 2.0, 0.5
+POLL_S, JOIN_S, LINGER_S = 0.1, 2.0, 0.5
 """Seconds between two looks at the ROUTER socket; and that the publisher, and then its sockets, have to end."""
 LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
 
@@ -171,7 +171,7 @@ class KvEvents:
         encode = msgspec.msgpack.Encoder().encode
         while True:
             ended = self._ended.is_set()
-            self._more.wait(LOOK_S)
+            self._more.wait(POLL_S)
             self._more.clear()
             while events := self._taken():
                 message = encode(EventBatch(time(), events))
