@@ -215,6 +215,23 @@ async def test_memory_that_no_process_and_no_file_holds_is_refused(call: str) ->
     assert outcome.text.strip() in ("1", "38"), outcome.errors
 
 
+async def test_shared_memory_that_was_asked_for_is_bounded_in_all() -> None:
+    made = "\n".join([
+        "import ctypes, os",
+        "library, held = ctypes.CDLL(None, use_errno=True), 0",
+        "for i in range(100):",
+        "    if not i % 10 and not os.fork(): continue",
+        "    if library.shmget(0, 1 << 20, 896) < 0: break",
+        "    held += 1",
+        "print(held)",
+    ])  # fmt: skip
+    before = Path("/proc/sys/kernel/shmall").read_text()
+    outcome = await run(Job(("python3", "-c", made), limits=AppLimits(shared_mb=8)))
+    counts = [int(word) for word in outcome.text.split()]
+    assert counts and 0 <= max(counts) <= 8, (outcome.text, outcome.errors)
+    assert Path("/proc/sys/kernel/shmall").read_text() == before
+
+
 async def test_what_waits_in_sockets_is_memory() -> None:
     made = "\n".join([
         "import os, socket, time",

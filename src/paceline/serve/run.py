@@ -6,6 +6,7 @@ import logging
 import os
 import socket
 import ssl
+import sys
 from collections.abc import Callable
 from types import FrameType
 
@@ -25,6 +26,9 @@ log = logging.getLogger("paceline")
 ENGINE_DIED = 3
 """Exit code when the engine thread died, or the warm-up failed."""
 BACKLOG = 2048
+SWITCH_S = 0.0005
+"""How long a thread keeps Python's lock while another waits for it. The engine's thread takes the lock several times a
+pass; with Python's own 5 ms, beside a crowd of requests, each of these would wait so long."""
 CONNECTION_LINGER_S = 2
 """How long connections that do not read their last answer are kept at the end."""
 
@@ -47,6 +51,7 @@ class Process(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        sys.setswitchinterval(SWITCH_S)
         gc.collect()
         gc.freeze()  # models and libraries stay: no search for garbage looks at them again
         self.announce()

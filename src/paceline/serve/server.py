@@ -238,7 +238,8 @@ def served_name(llm: AsyncLLM, settings: Settings) -> str:
     return "demo" if given is None else Path(given).name
 
 
-def of_app(request: Request) -> ServedHost:
+async def of_app(request: Request) -> ServedHost:
+    """The served models. A coroutine, since FastAPI would give a function to a thread."""
     host: ServedHost = request.app.state.host
     return host
 

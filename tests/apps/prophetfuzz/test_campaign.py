@@ -11,7 +11,16 @@ pytest.importorskip("httpx2", reason="the extra apps is not installed")
 
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.prophetfuzz.assemble import INPUT, FuzzCommand, FuzzPlan, distinct
-from paceline.apps.prophetfuzz.campaign import PLANTED, FuzzBudget, FuzzComparison, build, default_plan, fuzz, missing
+from paceline.apps.prophetfuzz.campaign import (
+    PLANTED,
+    FuzzBudget,
+    FuzzComparison,
+    FuzzError,
+    build,
+    default_plan,
+    fuzz,
+    missing,
+)
 from paceline.apps.prophetfuzz.show import campaign as page
 
 pytestmark = [
@@ -74,6 +83,11 @@ def test_comparison_counts_bugs_of_each_strategy(target: bytes) -> None:
     assert [(r["strategy"], r["found"], r["ever"]) for r in done.rows()] == [
         ("no options", [0], []), ("predicted", [1], ["planted_4"])
     ]  # fmt: skip
+
+
+def test_a_campaign_that_ran_nothing_is_an_error_and_no_result(target: bytes) -> None:
+    with pytest.raises(FuzzError, match=r"has run nothing in .*failed: "):
+        asyncio.run(fuzz(plan("-g"), b"#!/bin/sh\nexit 0\n", FuzzBudget(seconds=2, slice_s=1)))
 
 
 @pytest.mark.parametrize(

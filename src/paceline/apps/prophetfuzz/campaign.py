@@ -24,6 +24,9 @@ PLANTED, PLANTED_PAGE = FUZZ_HERE / "planted" / "planted.c", FUZZ_HERE / "plante
 PLANTED_BUGS = 10
 GUESSES = ("0", "1", "2", "8", "16", "64")
 FUZZ_GRACE_S = 90.0
+HANDSHAKE = "Fork server handshake failed"
+FUZZ_SHARED_MB = 64
+"""AFL++ and its target tell each other in shared memory which edges ran, and the inputs."""
 
 
 class FuzzError(Exception):
@@ -126,7 +129,7 @@ class FuzzBudget:
 
     def limits(self) -> AppLimits:
         wall = self.seconds + FUZZ_GRACE_S
-        return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb)
+        return AppLimits(wall, int(2 * wall), self.memory_mb, None, 64, self.disk_mb, shared_mb=FUZZ_SHARED_MB)
 
 
 USAGE = re.compile(
@@ -199,6 +202,12 @@ async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: FuzzBudget) -> Fuzz
     whole = data is not None and all(isinstance(row.get("execs"), int) for row in data.commands)
     if data is None or not whole or any(not 0 <= c.command < len(plan.commands) for c in data.crashes):
         raise FuzzError("The campaign's result is not what its driver writes; the target may have written it.")
+    idle = not data.crashes and not any(row["execs"] for row in data.commands)
+    if idle and outcome.limit in (None, "time"):
+        said = "; ".join(dict.fromkeys(str(row.get("state", ""))[:120] for row in data.commands))
+        raise FuzzError(
+            f"afl-fuzz has run nothing in {data.seconds:.0f} s ({said}); mend that, or give more --seconds."
+        )
     crashes = tuple(
         Crash(c.hash, c.kind, tuple(c.frames), plan.commands[c.command], c.seconds, c.count,
               outcome.files.get(f"repro/{c.hash}", b""))

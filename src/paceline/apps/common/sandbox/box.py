@@ -42,7 +42,8 @@ class SandboxError(Exception):
 class AppLimits:
     """What a job may use. `memory_mb` is resident memory of all its processes together; `address_mb` address space of
     each (None: none set, as sanitizers need; default four times the memory, at least 1 GiB); `cpu_s` processor seconds
-    of each; `processes` counts threads, too; `disk_mb` is for all its files."""
+    of each; `processes` counts threads, too; `disk_mb` is for all its files;
+    `shared_mb` is System V shared memory in all, none unless it is asked for."""
 
     wall_s: float = 10.0
     cpu_s: int = 10
@@ -51,6 +52,7 @@ class AppLimits:
     processes: int = 32
     disk_mb: int = 64
     output_kb: int = 1024
+    shared_mb: int = 0
 
     def bytes(self) -> dict[str, float]:
         address = max(1024, 4 * self.memory_mb) if self.address_mb == -1 else self.address_mb
@@ -62,6 +64,7 @@ class AppLimits:
             "processes": self.processes,
             "disk": self.disk_mb << 20,
             "inodes": 64 * self.disk_mb + 1024,
+            "shared": self.shared_mb << 20,
         }
 
 

@@ -76,9 +76,9 @@ def refuse(code: int) -> int:
     return 0x00050000 | code
 
 
-def program(watch: bool, largest: int) -> list[Line]:
+def program(watch: bool, largest: int, shared: bool = False) -> list[Line]:
     """The filter. `largest` is the most bytes that one mapping may have; without `watch` the supervisor is not
-    notified."""
+    notified; `shared`: the box's System V shared memory is bounded, so it may have some."""
     number, told = numbers(), NOTIFY if watch else refuse(errno.EACCES)
     lines: list[Line] = [(LD, 0, 0, ARCH), (JEQ, 1, 0, AUDIT[MACHINE]), (RET, 0, 0, KILL), (LD, 0, 0, NR)]
     if MACHINE == "x86_64":
@@ -86,6 +86,8 @@ def program(watch: bool, largest: int) -> list[Line]:
     for name in REFUSED:
         lines += block(number[name], [(RET, 0, 0, refuse(errno.EPERM))])
     for name in ABSENT:
+        if shared and name == "shmget":
+            continue
         lines += block(number[name], [(RET, 0, 0, refuse(errno.ENOSYS))])
     allow, tell = (RET, 0, 0, ALLOW), (RET, 0, 0, told)
     lines += block(number["clone"], [low(0), (JSET, 0, 1, CLONE_NEW), (RET, 0, 0, refuse(errno.EPERM)), allow])

@@ -64,7 +64,7 @@ def second(spec: dict[str, Any], status: int, listener: socket.socket) -> NoRetu
         found = search(command[0], {**ENV, **spec["env"]}["PATH"])
         if spec["talk"] is not None:
             os.dup2(spec["talk"], TALK_FD)
-        lines = filter.program(spec["watch"], spec["limits"]["address"])
+        lines = filter.program(spec["watch"], spec["limits"]["address"], spec["shared"])
         told = filter.install(lines, spec["watch"])
         socket.send_fds(listener, [b"f"], [told] if told is not None else [])
         keep_open(status, spec["talk"] is not None)

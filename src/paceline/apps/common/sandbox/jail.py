@@ -93,6 +93,7 @@ class Jail:
             Path("/proc/self/setgroups").write_text("deny")
             Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
             Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1")
+        self.spec["shared"] = bounded(self.limits["shared"])
         kernel.mount("none", "/", None, kernel.REC | kernel.PRIVATE)
 
     def build(self) -> None:
@@ -282,3 +283,16 @@ def usage(proc: str) -> tuple[int, int]:
 
 if __name__ == "__main__":
     main(sys.argv[1])
+
+
+def bounded(shared: int) -> bool:
+    """Bound the System V shared memory of this process's IPC namespace, bytes in all; False where there is to be none,
+    or where the system does not let it be bounded."""
+    pages, most = Path("/proc/sys/kernel/shmall"), shared // os.sysconf("SC_PAGE_SIZE")
+    if not most:
+        return False
+    try:
+        pages.write_text(str(most))
+        return int(pages.read_text()) == most
+    except (OSError, ValueError):
+        return False
