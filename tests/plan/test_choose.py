@@ -432,6 +432,6 @@ def test_a_chunk_of_a_prompt_is_no_plain_step() -> None:
         simulate(pick, [one], {}, 1, random.Random(0))
     known = pick.governor.pass_seconds(1, 0)
     pick.decide([one], 0, base(1))
-    pick.decide([], 0, Work(128, 0, 0, 0, 0))
-    pick.learn([], Work(128, 0, 0, 0, 0), [], Times(10 * known, {}, 0.0))
+    pick.decide([], 0, Work(128, 1, 0, 0, 0))
+    pick.learn([], Work(128, 1, 0, 0, 0), [], Times(10 * known, {}, 0.0))
     assert pick.governor.pass_seconds(1, 0) == known
