@@ -9,7 +9,7 @@ COPY constraints.txt ./
 RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt --index-url https://download.pytorch.org/whl/cpu torch
 COPY pyproject.toml README.md LICENSE ./
 COPY src ./src
-RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt '.[otel,apps]'
+RUN /opt/paceline/bin/pip install --no-cache-dir -c constraints.txt '.[otel,apps,events]'
 
 FROM python:3.12-slim
 # The native decoder is compiled when it is first needed.

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from tempfile import gettempdir
 from typing import Any
 from urllib.error import URLError
 from urllib.request import ProxyHandler, Request, build_opener
@@ -43,7 +44,8 @@ def start(spec: dict[str, Any], more: list[str]) -> int:
     batch, threads = spec["batch"], str(spec["threads"])
     command = [spec["options"]["server"], "-m", spec["model"], "--host", "127.0.0.1", "--port", str(port)]
     command += ["-t", threads, "-tb", threads, "-c", str(batch * context(spec)), "-np", str(batch)]
-    process = subprocess.Popen([*command, *more], stdout=sys.stderr, stderr=sys.stderr)
+    logs = gettempdir()  # ik_llama.cpp writes its llama.log where it runs
+    process = subprocess.Popen([*command, *more], stdout=sys.stderr, stderr=sys.stderr, cwd=logs)
     atexit.register(end, process)
     wait(process, port)
     return port

@@ -1,5 +1,5 @@
 """Paceline at its defaults, in the peers' protocol. The prefix cache is off, as in every tool here: the same prompts
-come again in every round."""
+come again in every round. `own` of the request are further options of `LLM`."""
 
 from typing import Any
 
@@ -13,16 +13,17 @@ QUANTIZE = {"bf16": "none", "8-bit": "int8", "4-bit": "int4"}
 
 
 def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
-    llm = LLM(
-        spec["model"],
-        spec["draft"],
-        DRAFTER[spec["mode"]],
-        nodes=spec["k"],
-        quantize=QUANTIZE[spec["weights"]],
-        threads=spec["threads"],
-        max_requests=max(Options().max_requests, spec["batch"]),
-        prefix_cache=False,
-    )
+    own = str(spec["model"]).endswith(".gguf")  # a file of narrow weights is served in its own bits
+    settings = {
+        "drafter": DRAFTER[spec["mode"]],
+        "nodes": spec["k"],
+        "quantize": None if own else QUANTIZE[spec["weights"]],
+        "threads": spec["threads"],
+        "max_requests": max(Options().max_requests, spec["batch"]),
+        "prefix_cache": False,
+        **spec.get("own", {}),
+    }
+    llm = LLM(spec["model"], spec["draft"], **settings)
 
     calls = 0
 

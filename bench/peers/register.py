@@ -39,6 +39,8 @@ def entry(name: str, python: Path | None, models: dict[str, dict[str, str]], **m
 def peers(root: Path, model: str, draft: str, weights: Sequence[str] = ALL) -> dict[str, Any]:
     openvino, llamacpp = root / "models/openvino", root / "models/llamacpp"
     original = {"model": model, "draft": draft}
+    files = {role: str(root / f"models/paceline/{role}.gguf") for role in original}
+    narrow = files if all(Path(file).exists() for file in files.values()) else original  # the files of --gguf
 
     def peer(name: str, python: Path | None, models: dict[str, dict[str, str]], **more: Any) -> dict[str, Any]:
         return entry(name, python, {each: pair for each, pair in models.items() if each in weights}, **more)
@@ -50,7 +52,7 @@ def peers(root: Path, model: str, draft: str, weights: Sequence[str] = ALL) -> d
         "paceline": peer(
             "paceline",
             None,
-            {"bf16": original, "8-bit": original, "4-bit": original},
+            {"bf16": original, "8-bit": original, "4-bit": narrow},
             modes={"plain": [], "draft": [], "lookup": [], "both": [], "auto": []},
         ),
         "openvino": peer(

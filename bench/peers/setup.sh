@@ -6,7 +6,8 @@
 #
 # TOOL: paceline, transformers, openvino, llamacpp, nodellama, ikllama. --weights: those that are converted and
 # compared, of bf16, 8-bit and 4-bit. --gguf: two files for nodellama and ikllama, which convert none (default:
-# llamacpp's own of 4 bits). --server: the llama-server that you built of ik_llama.cpp; `all` leaves it out without.
+# llamacpp's own of 4 bits), and which Paceline then serves, too. --server: the llama-server that you built of
+# ik_llama.cpp; `all` leaves it out without.
 #
 # PYTHON (default: .venv/bin/python of this repository) is an interpreter with Paceline installed. A second call with
 # the same ROOT keeps environments and builds, and converts again.
@@ -155,5 +156,6 @@ if [ "$WHICH" = all ]; then
 else
   "$WHICH"
 fi
+if [ ${#GGUF[@]} -gt 0 ]; then link_gguf paceline; fi
 "$PYTHON" "$HERE/register.py" "$ROOT" "$MODEL" "$DRAFT" "$WEIGHTS"
 say "wrote $ROOT/peers.json"

@@ -1,5 +1,6 @@
 """The cache against a model: a K/V pool is a list that holds, per slot, the whole context its row was computed from."""
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
@@ -46,6 +47,24 @@ class Sequence:
         return self.key, (*self.tokens, *self.given, *(self.drawn[i] for i in self.path(node)))
 
 
+class Followed:
+    """What a subscriber of K/V events knows."""
+
+    def __init__(self) -> None:
+        self.held: dict[bytes, tuple[int, ...]] = {}
+
+    def stored(self, root: bytes, parent: bytes | None, name: bytes, tokens: Collection[int]) -> None:
+        assert name not in self.held
+        assert name == chain_hash(parent or root, list(tokens))
+        self.held[name] = tuple(tokens)
+
+    def removed(self, name: bytes) -> None:
+        del self.held[name]
+
+    def cleared(self) -> None:
+        self.held.clear()
+
+
 class CacheMachine(RuleBasedStateMachine):
     """Random sessions on a small cache. Every rule may meet any number of open transactions of other requests."""
 
@@ -60,6 +79,11 @@ class CacheMachine(RuleBasedStateMachine):
             "draft": [None] * (blocks * block_size),
         }
         self.live: list[Sequence] = []
+        self.followed = self.cache.pool.watcher = Followed()
+
+    @invariant()
+    def a_watcher_knows_what_is_published(self) -> None:
+        assert self.followed.held.keys() == self.cache.pool.index.keys()
 
     @property
     def idle(self) -> list[Sequence]:

@@ -172,7 +172,9 @@ def test_a_native_delta_is_the_product_of_its_factors(models: Callable[[str], di
         pair = fused(place, weights)
         assert pair is not None
         packed = pack_delta(pair)
-        down = packed.down.transpose(0, 1).reshape(packed.down.shape[1], -1)[:, : pair.down.shape[1]].float()
+        eights = [part.view(-1, min(8, packed.rank - 8 * i), 32).transpose(0, 1) for i, part in
+                  enumerate(packed.down.split(8 * packed.width))]  # fmt: skip
+        down = torch.cat([part.reshape(len(part), -1) for part in eights])[:, : pair.down.shape[1]].float()
         up = torch.zeros(16 * len(packed.tile), len(down))
         for tile, (at, both) in enumerate(packed.tile.tolist()):
             first, count = both & 0xFFFF, both >> 16

@@ -19,6 +19,7 @@ TESTS = (
     "tests/model/test_mixtures.py",
     "tests/draft/test_feature_runs.py",
     "tests/draft/test_head_runs.py",
+    "tests/engine/test_adapters.py::test_the_native_decoder_adds_what_the_twin_adds",
 )
 
 

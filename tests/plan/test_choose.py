@@ -422,3 +422,16 @@ def test_more_tenants_at_once_than_beliefs_are_kept_of() -> None:
         pick.drop(r)
     pick.decide([replace(requests(1)[0], id=9999, extra_key="new")], 64, base(1))
     assert "new" in pick.apart and len(pick.apart) == len(rs)
+
+
+def test_a_chunk_of_a_prompt_is_no_plain_step() -> None:
+    """A request decides when it is admitted; the step that follows reads a chunk of its prompt, ten times as long as a
+    plain step. What plain decoding takes is still what plain steps have shown."""
+    pick, [one] = chooser(H100(), {"a": 0.1}), requests(1)
+    for _ in range(4):
+        simulate(pick, [one], {}, 1, random.Random(0))
+    known = pick.governor.pass_seconds(1, 0)
+    pick.decide([one], 0, base(1))
+    pick.decide([], 0, Work(128, 1, 0, 0, 0))
+    pick.learn([], Work(128, 1, 0, 0, 0), [], Times(10 * known, {}, 0.0))
+    assert pick.governor.pass_seconds(1, 0) == known

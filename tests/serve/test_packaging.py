@@ -27,7 +27,7 @@ from tests.serve.http import send
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-MODULES = {"pyyaml": "yaml", "huggingface-hub": "huggingface_hub", "prompt-toolkit": "prompt_toolkit",
+MODULES = {"pyyaml": "yaml", "pyzmq": "zmq", "huggingface-hub": "huggingface_hub", "prompt-toolkit": "prompt_toolkit",
            "prometheus-client": "prometheus_client",
            "faiss-cpu": "faiss", "scikit-learn": "sklearn"}  # fmt: skip
 
@@ -127,7 +127,7 @@ def test_the_image_has_what_its_commands_import() -> None:
     assert ignored[0] == "*" and "!src" in ignored, "the applications lie below src"
     assert all(module.startswith("paceline.") for module in PROJECT["scripts"].values())
     docker = (ROOT / "Dockerfile").read_text()
-    assert "'.[otel,apps]'" in docker
+    assert "'.[otel,apps,events]'" in docker
     assert all(re.search(rf"\b{re.escape(name)}\b", docker) for name in PROJECT["scripts"])
 
 

@@ -11,6 +11,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from hashlib import blake2b
+from typing import Protocol
 
 from paceline.cache.eviction import LRU, Eviction
 from paceline.core.errors import CapacityError, InputError, IntegrityError
@@ -31,6 +32,20 @@ def chain_hash(parent: bytes, tokens: Sequence[int], extra: Sequence[int] = ()) 
 
 PRIVATE_KEY = "imported:"
 """What an `extra_key` begins with whose blocks serve one request alone: they are never idle."""
+
+
+class PoolWatcher(Protocol):
+    """Receiver of what enters and leaves the prefix index. Blocks of one request alone are left out, and those whose
+    tokens do not stand in the order of their text."""
+
+    def stored(self, root: bytes, parent: bytes | None, name: bytes, tokens: Sequence[int]) -> None:
+        """A block is in the index. `root`: head of its hash chain; `parent`: None for a text's first block."""
+
+    def removed(self, name: bytes) -> None:
+        """A block is no longer in the index. It may be one that was left out."""
+
+    def cleared(self) -> None:
+        """The index is empty."""
 
 
 class BlockPool:
@@ -71,6 +86,7 @@ class BlockPool:
         self.hits = self.queries = self.evictions = 0
         self.on_idle: Callable[[int, bytes], None] | None = None
         """Called with (block, name) when a published block loses its last holder."""
+        self.watcher: PoolWatcher | None = None
 
     @property
     def room(self) -> int:
@@ -173,6 +189,8 @@ class BlockPool:
         if name is None:
             raise IntegrityError(f"Block {block} is not in the index.")
         del self.index[name]
+        if self.watcher is not None:
+            self.watcher.removed(name)
         self.hashes[block] = None
         self.groups[block] = frozenset()
         self.private.discard(block)

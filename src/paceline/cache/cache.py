@@ -187,8 +187,12 @@ class Cache:
 
     def drop_prefix(self) -> None:
         """Empty the index; what leases hold stays theirs."""
+        watcher, self.pool.watcher = self.pool.watcher, None
         for block in list(self.pool.index.values()):
             self.pool.forget(block)
+        self.pool.watcher = watcher
+        if watcher is not None:
+            watcher.cleared()
 
     def check_integrity(self) -> None:
         """IntegrityError, naming the block, when the books contradict themselves. O(blocks + tokens): between steps in

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from paceline.cache.blocks import BlockPool, chain_hash
+from paceline.cache.blocks import BlockPool, PoolWatcher, chain_hash
 from paceline.core import joined
 from paceline.core.component import TARGET
 from paceline.core.errors import IntegrityError
@@ -106,8 +106,17 @@ class Lease:
             parent = self.hashes[-1] if self.hashes else self.root
             name = self.name(parent, self.sealed)
             told = (self.sealed + 1) * size <= self.returns
-            self.pool.publish(self.blocks[self.sealed], name, self.groups, parent, told, self.private)
+            block, before = self.blocks[self.sealed], self.pool.index.get(name)
+            self.pool.publish(block, name, self.groups, parent, told, self.private)
+            if self.pool.watcher is not None and before != block and self.pool.index.get(name) == block:
+                self._tell(self.pool.watcher, name)
             self.hashes.append(name)
+
+    def _tell(self, watcher: PoolWatcher, name: bytes) -> None:
+        """Tell of the block behind the sealed ones, which has just entered the index."""
+        start, stop = self.sealed * self.pool.block_size, (self.sealed + 1) * self.pool.block_size
+        if not self.private and not joined.named(self.layout, start, stop):
+            watcher.stored(self.root, self.hashes[-1] if self.hashes else None, name, self.tokens[start:stop])
 
     def name(self, parent: bytes, block: int) -> bytes:
         """Name of a full block that follows the block named `parent`."""

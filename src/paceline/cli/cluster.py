@@ -23,7 +23,7 @@ SLOW_S = 3600.0
 """Longest wait for a cluster that drains or starts engines."""
 NOT_CLUSTERED = ("small", "lora", "zoo")
 """Options of an engine that a cluster does not serve."""
-NOT_SHARED = ("models", "index", "decision_log", "lora_root")
+NOT_SHARED = ("models", "index", "decision_log", "kv_events_config", "lora_root")
 """Settings of a server that a cluster does not serve."""
 
 

@@ -37,7 +37,8 @@ class RouteArgs:
 
 
 NOT_ROUTED = {
-    "served_model_name", "models", "index", "index_encoder", "pooling", "decision_log", "max_prompt_tokens",
+    "served_model_name", "models", "index", "index_encoder", "pooling", "decision_log", "kv_events_config",
+    "max_prompt_tokens",
     "max_output_tokens", "max_choices", "response_store_bytes", "max_nodes", "log_prompts", "stall_timeout", "port",
 }  # fmt: skip
 """Settings of a server that are the engines' own here."""

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from socket import socket
-from typing import Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -17,6 +17,9 @@ from paceline.core.help import Help
 from paceline.core.system import starting
 from paceline.engine.options import PANEL_NAME
 from paceline.serve.settings import ENV_PREFIX, Settings, layered, load, read_toml
+
+if TYPE_CHECKING:
+    from paceline.serve.kv_events import KvEvents
 
 LAST_STEP_S = 10.0
 """How long the end waits for the step that the engine is at."""
@@ -60,18 +63,33 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         raise typer.Exit(several(args, settings, sock))
     if encoder_at(args.model):
         raise typer.Exit(vectors(args, settings, sock))
+    events = publisher(settings)
     with starting():
         llm = load_models(**args.arguments())
     try:
         if decisions is not None:
             record(llm.llm.engine, decisions)
+        if events is not None:
+            events.attach(llm.llm.engine)
         name = served_name(llm, settings)
         code = run(llm, settings, sock, lambda address: announce(address, name))
     finally:
         llm.close(LAST_STEP_S)
         if decisions is not None:
             decisions.close()
+        if events is not None:
+            events.close()
     raise typer.Exit(code)
+
+
+def publisher(settings: Settings) -> "KvEvents | None":
+    """What publishes K/V events, if they are wanted. InputError before a model is loaded."""
+    if settings.kv_events_config is None:
+        return None
+    from paceline.serve.kv_events import KvEvents, events_config
+
+    config = events_config(settings.kv_events_config)
+    return KvEvents(config) if config.on else None
 
 
 def gathered(
@@ -93,8 +111,11 @@ def vectors(args: ServingArgs, settings: Settings, sock: socket) -> int:
     plain = ServingArgs(model=args.model, order=args.order)
     if changed := sorted(f.name for f in fields(args) if getattr(args, f.name) != getattr(plain, f.name)):
         raise InputError(f"{args.model} is an encoder, which writes no text: {changed[0]} means nothing; leave it out.")
-    if settings.decision_log is not None or settings.index is not None:
-        raise InputError(f"{args.model} is an encoder, which writes no text; leave out decision_log and index.")
+    given = (settings.decision_log, settings.index, settings.kv_events_config)
+    if any(each is not None for each in given):
+        raise InputError(
+            f"{args.model} is an encoder, which writes no text; leave out decision_log, index and kv_events_config."
+        )
     host = EncoderHost(Path(str(args.model)), settings)
     return run(host, settings, sock, lambda address: announce(address, host.model))
 
@@ -104,8 +125,9 @@ def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
     from paceline.serve.fleet import Fleet, check_room
     from paceline.serve.run import run
 
-    if settings.decision_log is not None or args.model is not None or args.draft is not None:
-        raise InputError("models names several models; leave out model, draft and decision_log.")
+    given = (settings.decision_log, settings.kv_events_config, args.model, args.draft)
+    if any(each is not None for each in given):
+        raise InputError("models names several models; leave out model, draft, decision_log and kv_events_config.")
     assert settings.models is not None
     table = read_toml(settings.models)
     fleet = Fleet(**fleet_of(table, args, settings.models), settings=settings)

@@ -20,6 +20,7 @@ from typing import Any, Protocol
 
 from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
 from paceline.core.request import Request
+from paceline.engine.own_drafts import OwnDrafts, with_own
 from paceline.engine.zoo import MOST_CHAINS, Zoo
 from paceline.model.blockzoo import located
 from paceline.model.chain import Chain, is_chain, read_chain, shown
@@ -33,6 +34,8 @@ ADAPTER_PATIENCE_S = 2.0
 """Wait for room after which requests for adapters that are in memory wait, too, in the order of their arrival."""
 ADAPTER_KEY = "\x1flora:"
 """Between a tenant and the digest of an adapter, in the name under which K/V is kept. No tenant's name has it."""
+OWN_DRAFT = ",draft="
+"""Between the directories of an adapter and of its own draft."""
 
 
 class TableOfSlots(Protocol):
@@ -61,6 +64,8 @@ class LoadedAdapter:
     """Where it lies, or of which layers it is."""
     digest: str
     rank: int
+    draft: Path | None = None
+    """Where its own draft lies."""
     slot: int = 0
     """0: it is not in memory."""
     users: set[object] = field(default_factory=set)
@@ -74,11 +79,14 @@ class LoadedAdapter:
 class Adapters:
     """The adapters of an engine. One thread owns it; `read` is for any."""
 
-    def __init__(self, model: Any, most: int = 16, memory: int | None = None, max_rank: int = MAX_LORA_RANK) -> None:
+    def __init__(
+        self, model: Any, most: int = 16, memory: int | None = None, max_rank: int = MAX_LORA_RANK,
+        drafts: OwnDrafts | None = None,
+    ) -> None:  # fmt: skip
         """`most`: adapters in memory at one time; `memory`: their bytes."""
         if not 0 < most <= MOST_ADAPTERS:
             raise InputError(f"max_loras is {most}, but it must be between 1 and {MOST_ADAPTERS}.")
-        self.model, self.most, self.memory, self.max_rank = model, most, memory, max_rank
+        self.model, self.most, self.memory, self.max_rank, self.drafts = model, most, memory, max_rank, drafts
         self.named: dict[str, LoadedAdapter] = {}
         self.leaving: list[LoadedAdapter] = []
         """Versions that were unloaded or replaced while requests used them."""
@@ -100,7 +108,9 @@ class Adapters:
     @property
     def bytes(self) -> int:
         """What all adapters in memory take."""
-        return sum(self.table.bytes.values()) if self.named or self.leaving else 0
+        if not (self.named or self.leaving):
+            return 0
+        return sum(self.table.bytes.values()) + (0 if self.drafts is None else self.drafts.bytes)
 
     @property
     def running(self) -> list[str]:
@@ -122,8 +132,8 @@ class Adapters:
         return name in self.named or (self.zoo is not None and name in self.zoo.models)
 
     def parts(self, digest: str) -> bool:
-        """Is what has this digest made of layers of its own?"""
-        return any(each.digest == digest for each in self._all() if isinstance(each.path, tuple))
+        """Has what has this digest layers or a draft of its own?"""
+        return any(it.digest == digest for it in self._all() if isinstance(it.path, tuple) or it.draft is not None)
 
     def _all(self) -> tuple[LoadedAdapter, ...]:
         return *self.named.values(), *self.leaving
@@ -145,10 +155,15 @@ class Adapters:
         self.enter(name, chain, made)
         return self.named[name]
 
-    def read(self, path: Path | Chain) -> LoraWeights | ChainWeights:
-        """An adapter's weights, checked against the model."""
+    def read(self, path: Path | Chain, draft: Path | None = None) -> LoraWeights | ChainWeights:
+        """An adapter's weights, checked against the model, with its own draft."""
         if isinstance(path, Path):
-            return self.lora(path)
+            weights = self.lora(path)
+            if draft is None:
+                return weights
+            if self.drafts is None:
+                raise RefusalError(f"No adapter has a draft of its own here ({draft}).")
+            return with_own(weights, self.drafts.read(draft))
         assert self.zoo is not None
         loras = {link.model: self.named[link.model].path for link in path if link.model not in self.zoo.models}
         return self.zoo.composed(path, {it: self.lora(at) for it, at in loras.items() if isinstance(at, Path)})
@@ -166,17 +181,20 @@ class Adapters:
         if name in self.named and not replace:
             raise InputError(f"The adapter {name!r} is loaded already; unload it first, or load it in place.")
 
-    def enter(self, name: str, path: Path | Chain, weights: LoraWeights | ChainWeights, replace: bool = False) -> None:
-        """Serve an adapter under this name; where those in use leave no room, its first request reads it. CapacityError
-        where there is never room; nothing has changed then."""
+    def enter(
+        self, name: str, path: Path | Chain, weights: LoraWeights | ChainWeights, replace: bool = False,
+        draft: Path | None = None,
+    ) -> None:  # fmt: skip
+        """Serve an adapter under this name, of which `read` gave the weights; where those in use leave no room, its
+        first request reads it. CapacityError where there is never room; nothing has changed then."""
         self.check_name(name, replace)
         if isinstance(path, Path) and is_chain(name):
             raise InputError(f"{name[:40]!r} cannot be the name of an adapter: it is that of a chain.")
         known = self.named.get(name)
         if known is not None and known.digest == weights.digest:
-            known.path = path
+            known.path, known.draft = path, draft
             return
-        made = LoadedAdapter(name, path, weights.digest, weights.rank)
+        made = LoadedAdapter(name, path, weights.digest, weights.rank, draft)
         try:
             self._install(made, weights)
         except AdapterWaitError:
@@ -253,7 +271,7 @@ class Adapters:
 
     def _ready(self, found: LoadedAdapter, tenant: str) -> tuple[str, str, int]:
         if not found.slot:
-            weights = self.read(found.path)
+            weights = self.read(found.path, found.draft)
             if weights.digest != found.digest:
                 log.info("The adapter %s has changed at %s; its new version is served.", found.name, found.path)
                 found.digest, found.rank = weights.digest, weights.rank
@@ -311,12 +329,15 @@ class Adapters:
     def _put(self, slot: int, weights: LoraWeights | ChainWeights) -> int:
         """Weights into a slot; how many bytes are taken."""
         if isinstance(weights, LoraWeights):
-            return self.table.install(slot, weights)
+            size = self.table.install(slot, weights)
+            return size if self.drafts is None else size + self.drafts.install(slot, weights)
         self.model.chains.install(slot, weights)
         return 0 if weights.delta is None else self.table.install(slot, weights.delta)
 
     def _take_out(self, slot: int) -> None:
         self.table.remove(slot)
+        if self.drafts is not None:
+            self.drafts.remove(slot)
         if self.zoo is not None:
             self.model.chains.remove(slot)
 
@@ -370,3 +391,17 @@ def adapters_of(named: Mapping[str, str | Path] | Sequence[str], option: str = "
             raise InputError(f"{option} is {text!r}, but NAME=DIR is expected, and each name once.")
         found[name] = located(path)
     return found
+
+
+def loras_of(named: Mapping[str, str | Path] | Sequence[str]) -> dict[str, tuple[Path, Path | None]]:
+    """{name: (directory, that of its own draft)} of the option lora: texts NAME=DIR or NAME=DIR,draft=DIR. InputError
+    for what is none."""
+    given = [str(path) for path in named.values()] if isinstance(named, Mapping) else [str(text) for text in named]
+    parts = [text.partition(OWN_DRAFT) for text in given]
+    for text, (path, sign, draft) in zip(given, parts):
+        if sign and not (path and draft):
+            raise InputError(f"lora is {text!r}, but NAME=DIR{OWN_DRAFT}DIR is expected.")
+    first = [path for path, _, _ in parts]
+    places = adapters_of(dict(zip(named, first)) if isinstance(named, Mapping) else first)
+    drafts = [located(draft) if sign else None for _, sign, draft in parts]
+    return {name: (path, draft) for (name, path), draft in zip(places.items(), drafts)}

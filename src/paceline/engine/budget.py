@@ -13,7 +13,7 @@ from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
 from paceline.draft.mtp import MTP, holds_head, own_footprint
 from paceline.draft.vocabulary import wish_of
 from paceline.engine import calibrate, learned
-from paceline.engine.adapters import adapters_of
+from paceline.engine.adapters import loras_of
 from paceline.engine.config import EngineConfig
 from paceline.engine.gpu import room_for_blocks
 from paceline.engine.options import Options
@@ -179,10 +179,16 @@ def lora_bytes(options: Options) -> int:
     are in memory at a time. Factors in float32, which PyTorch keeps, are twice those of a file in bfloat16."""
     if options.lora_memory is not None:
         return parse_bytes(options.lora_memory)
-    files = [at / "adapter_model.safetensors" if at.is_dir() else at for at in adapters_of(options.lora).values()]
-    files = [file if file.is_file() else file.with_suffix(".bin") for file in files]
-    sizes = sorted((file.stat().st_size for file in files if file.is_file()), reverse=True)
+    sizes = sorted((sum(size_of(at) for at in pair) for pair in loras_of(options.lora).values()), reverse=True)
     return 2 * sum(sizes[: options.max_loras])
+
+
+def size_of(adapter: Path | None) -> int:
+    """Bytes of the file of an adapter, or of a head; 0 where there is none."""
+    if adapter is None or not adapter.is_dir():
+        return adapter.stat().st_size if adapter is not None and adapter.is_file() else 0
+    names = ("adapter_model.safetensors", "adapter_model.bin", "model.safetensors")
+    return next((file.stat().st_size for file in (adapter / name for name in names) if file.is_file()), 0)
 
 
 def tokenizer_bytes(file: Path) -> int:

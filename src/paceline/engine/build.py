@@ -20,7 +20,7 @@ from paceline.draft.head import facts_of, load_head, method_of
 from paceline.draft.mtp import MTP, Mtp, holds_head
 from paceline.draft.surfaces import Surfaces
 from paceline.draft.vocabulary import DraftVocabulary, vocabulary_of, wish_of
-from paceline.engine.adapters import Adapters, adapters_of
+from paceline.engine.adapters import Adapters, loras_of
 from paceline.engine.budget import chosen, drafts_in, memory_of, parse_bytes, prices, shape_of, words_of
 from paceline.engine.components import stateful
 from paceline.engine.config import EngineConfig
@@ -29,6 +29,7 @@ from paceline.engine.gpu import check_device, named_memory
 from paceline.engine.ids import check_defaults, known_ids
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
+from paceline.engine.own_drafts import OwnDrafts
 from paceline.engine.ranks import check_ranks, cut
 from paceline.engine.text import Text
 from paceline.engine.tunes import load_zoo
@@ -243,9 +244,10 @@ def form_of(options: Options, quantize: str | None) -> dict[str, Any]:
 def load_adapters(engine: Engine, text: Text, options: Options) -> None:
     """Serve the adapters of these options."""
     memory = None if options.lora_memory is None else parse_bytes(options.lora_memory)
-    engine.session.adapters = made = Adapters(engine.model, options.max_loras, memory)
-    for name, path in adapters_of(options.lora).items():
-        made.enter(name, path, made.read(path))
+    drafts = OwnDrafts(engine.components, engine.drafters.take_heads)
+    engine.session.adapters = made = Adapters(engine.model, options.max_loras, memory, drafts=drafts)
+    for name, (path, draft) in loras_of(options.lora).items():
+        made.enter(name, path, made.read(path, draft), draft=draft)
     if made.named:
         log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
     if options.zoo:

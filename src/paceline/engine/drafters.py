@@ -20,11 +20,13 @@ from paceline.core.registry import Offers, law_for, refusal
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS, Ask, Drafter, Host, Overlapping, Running, View
 from paceline.draft.apart import MOST_TENANTS
+from paceline.engine.adapters import ADAPTER_KEY
 from paceline.engine.ahead import Windows, plant, with_rows
 from paceline.engine.compute import Computed
 from paceline.engine.config import EngineConfig
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.hidden import HiddenStates
+from paceline.engine.own_drafts import OwnHead
 from paceline.engine.placement import NO_PLACEMENT as SERIAL
 from paceline.engine.prune import prune
 from paceline.engine.recorder import Recorder
@@ -77,6 +79,8 @@ class DrafterPool:
         self.cards: dict[str, Offers] = {}
         self.drafters: dict[str, Drafter] = {}
         self.slots: dict[str, dict[int, Any]] = {}
+        self.heads: Mapping[str, OwnHead] = {}
+        """By the digests of adapters: heads that draft for them alone."""
         self.windows = Windows()
         self.errors: list[Exception] = []
         """The latest; how many there were is in `Totals`."""
@@ -152,6 +156,8 @@ class DrafterPool:
         if name not in self.drafters:
             own, host = kind(name), self.host
             if own != name:
+                if (head := self.heads.get(name.rpartition(ADAPTER_KEY)[2])) is not None:
+                    host = replace(host, components={**host.components, head.method: head.component})
                 host = replace(host, remember=host.remember // MOST_TENANTS, share=1 / MOST_TENANTS)
                 like = [known for known in self.drafters if known != own and kind(known) == own]
                 for known in like[: len(like) + 1 - MOST_TENANTS]:
@@ -163,9 +169,18 @@ class DrafterPool:
         return self.drafters[name]
 
     def whose(self, name: str, request: Request) -> str:
-        """The name under which this drafter is kept for the request's tenant."""
-        tenant = request.extra_key
-        return f"{name}{TENANT}{tenant}" if tenant and self.cards[name].learns else name
+        """The name under which this drafter is kept for the request's tenant, or for an adapter with a head."""
+        tenant, card, head = request.extra_key, self.cards[name], self.heads.get(request.adapter)
+        apart = card.learns or (head is not None and any(need.name == head.method for need in card.needs))
+        return f"{name}{TENANT}{tenant}" if tenant and apart else name
+
+    def take_heads(self, heads: Mapping[str, OwnHead]) -> None:
+        """These are the heads of adapters from now on, by their digests."""
+        gone = {digest for digest, head in self.heads.items() if heads.get(digest) is not head}
+        self.heads = heads
+        for name in [it for it in self.drafters if it.rpartition(ADAPTER_KEY)[2] in gone]:
+            del self.drafters[name]
+            self.slots.pop(name, None)
 
     def restart(self) -> None:
         """Forget everything that the drafters have learned."""

@@ -154,7 +154,8 @@ class Options(StepOptions):
     lora: Annotated[
         tuple[str, ...],
         _any("An adapter (LoRA) of the model, NAME=DIR, in PEFT's layout or a GGUF file; requests name it as their "
-             "model. In Python also {name: directory}.", "--lora"),
+             "model. NAME=DIR,draft=DIR2: with a draft of its own, an adapter of the draft model or a head. In Python "
+             "also {name: directory}.", "--lora"),
     ] = ()  # fmt: skip
     zoo: Annotated[
         tuple[str, ...],

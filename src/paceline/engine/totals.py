@@ -75,6 +75,10 @@ class Snapshot:
     gpu: Mapping[str, int | str] = field(default_factory=dict)
     """What became of passes on a GPU: how many were captured as graphs, replayed, and run kernel by kernel (`eager`),
     and why none is captured any more (`failed`)."""
+    block_size: int = 0
+    """Tokens of a block; 0: there are none, or of several sizes."""
+    prefix: bool = False
+    """Is there a prefix cache?"""
 
     @property
     def speculation(self) -> SpecStats:
@@ -87,7 +91,10 @@ def snapshot(
 ) -> Snapshot:
     """What an engine has done, between two steps."""
     used = pool.num_blocks - pool.room
-    return Snapshot(len(running), len(waiting), pool.num_blocks, used, len(pool.evictable), totals.copy(), expert_loads)
+    return Snapshot(
+        len(running), len(waiting), pool.num_blocks, used, len(pool.evictable), totals.copy(), expert_loads,
+        block_size=pool.block_size, prefix=pool.prefix,
+    )  # fmt: skip
 
 
 def summed(parts: Iterable[SpecStats]) -> SpecStats:

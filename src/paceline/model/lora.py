@@ -64,6 +64,8 @@ class LoraWeights:
     """Largest rank of a module."""
     interleaved: bool = False
     """Whether the rows of queries and keys stand in pairs that are rotated together."""
+    own: object | None = None
+    """What drafts for it alone (engine/own_drafts.py)."""
 
 
 @dataclass(frozen=True, slots=True)

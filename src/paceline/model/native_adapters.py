@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
+from paceline.model import pages
 from paceline.model.lora import LoraPair, LoraWeights, fused, interleaved, lora_places
 from paceline.model.spec import ModelSpec
 from paceline.native.structs import CDelta, CModel
@@ -16,25 +17,28 @@ from paceline.native.structs import CDelta, CModel
 NATIVE_MATRICES = ("mixer.qkv", "mixer.value", "mixer.out", "ffn.gate_up", "ffn.down")
 """In the order of lora.h."""
 MOST_ADAPTER_SLOTS = 1024
+LINE = pages.CACHE_LINE_BYTES
 
 
 @dataclass(frozen=True, slots=True)
 class PackedDelta:
-    """Factors of a matrix: down [in/32, rank, 32] and up [columns, 16] in bfloat16, tile [out/16 + 2, 2] int32: first
-    column in `up`, and first number of the low rank + 65,536 x columns."""
+    """Factors of a matrix: down [rank/8][in/32, 8, 32] and up [columns, 16] in bfloat16, tile [out/16 + 2, 2] int32:
+    first column in `up`, and first number of the low rank + 65,536 x columns."""
 
     down: Tensor
     up: Tensor
     tile: Tensor
+    rank: int
+    width: int
+    """Inputs, with those that are zero."""
 
     @property
-    def bytes(self) -> int:
-        return self.down.nbytes + self.up.nbytes + self.tile.nbytes
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.down, self.up, self.tile
 
     @property
     def c(self) -> CDelta:
-        down, up, tile = (part.data_ptr() for part in (self.down, self.up, self.tile))
-        return CDelta(down, up, tile, self.down.shape[1], 32 * len(self.down))
+        return CDelta(*(part.data_ptr() for part in self.parts), self.rank, self.width)
 
 
 def pack_delta(pair: LoraPair) -> PackedDelta:
@@ -51,9 +55,24 @@ def pack_delta(pair: LoraPair) -> PackedDelta:
         columns.append(tile[:, first:last].reshape(16, -1, 2).transpose(0, 1).reshape(-1, 16))
         table.append([at, first + (last - first << 16)])
         at += last - first
-    by_inputs = down.view(len(down), -1, 32).transpose(0, 1).contiguous()
+    by_inputs = [eight.view(len(eight), -1, 32).transpose(0, 1).flatten() for eight in down.split(8)]
     table += [[at, 0]] * 2
-    return PackedDelta(by_inputs, torch.cat(columns).contiguous(), torch.tensor(table, dtype=torch.int32))
+    return PackedDelta(
+        torch.cat(by_inputs), torch.cat(columns).contiguous(), torch.tensor(table, dtype=torch.int32), *down.shape
+    )
+
+
+def side_by_side(deltas: Sequence[PackedDelta]) -> tuple[list[PackedDelta], Tensor]:
+    """The same in one piece of memory, each part from a cache line on, as passes read them; and that memory."""
+    sizes = [-(-part.nbytes // LINE) * LINE for each in deltas for part in each.parts]
+    memory = pages.zeros(sum(sizes))
+    rooms, moved = iter(memory.split(sizes)), list[PackedDelta]()
+    for each in deltas:
+        places = [next(rooms)[: part.nbytes].view(part.dtype).view(part.shape) for part in each.parts]
+        for place, part in zip(places, each.parts):
+            place.copy_(part)
+        moved.append(PackedDelta(*places, each.rank, each.width))
+    return moved, memory
 
 
 class NativeAdapters:
@@ -64,13 +83,13 @@ class NativeAdapters:
         self.spec, self.apart, self.model = spec, apart, model
         self.bytes: dict[int, int] = {}
         """What the adapter in a slot takes."""
-        self._held: dict[int, tuple[list[PackedDelta], Any]] = {}
+        self._held: dict[int, tuple[Tensor, Any]] = {}
         self._ranks: dict[int, int] = {}
         self._table = (ctypes.c_void_p * MOST_ADAPTER_SLOTS)()
 
     def install(self, slot: int, weights: LoraWeights) -> int:
         """Put an adapter into a slot; how many bytes it takes."""
-        deltas, held, rank = (CDelta * (len(self.spec.layers) * len(NATIVE_MATRICES)))(), list[PackedDelta](), 0
+        deltas, held, rank = (CDelta * (len(self.spec.layers) * len(NATIVE_MATRICES)))(), dict[int, PackedDelta](), 0
         for place in lora_places(self.spec, True, interleaved(self.spec, weights), self.apart):
             if (pair := fused(place, weights)) is not None:
                 if place.matrix not in NATIVE_MATRICES:
@@ -80,12 +99,14 @@ class NativeAdapters:
                         "PACELINE_NATIVE=0."
                     )
                 packed = pack_delta(pair)
-                deltas[place.layer * len(NATIVE_MATRICES) + NATIVE_MATRICES.index(place.matrix)] = packed.c
-                held.append(packed)
-                rank = max(rank, packed.down.shape[1])
-        self._held[slot], self._ranks[slot] = (held, deltas), rank
+                held[place.layer * len(NATIVE_MATRICES) + NATIVE_MATRICES.index(place.matrix)] = packed
+                rank = max(rank, packed.rank)
+        moved, memory = side_by_side([*held.values()])
+        for number, packed in zip(held, moved):
+            deltas[number] = packed.c
+        self._held[slot], self._ranks[slot] = (memory, deltas), rank
         self._table[slot] = ctypes.addressof(deltas)
-        self.bytes[slot] = sum(each.bytes for each in held)
+        self.bytes[slot] = memory.nbytes
         self._changed()
         return self.bytes[slot]
 

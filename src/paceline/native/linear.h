@@ -110,14 +110,22 @@ struct Linears : Thread {
     if (parted && fresh) meet();
     i64 first = 0, last = p.rows;
     if (!parted) share(p.rows, first, last);
+    const bf16* here = nullptr;  // what was fetched
     for (i64 row = first; row < last; row++) {
       if (!b.deltas[row]) continue;
       const Delta& d = b.deltas[row][layer * MATRICES + which];
       if (!d.down) continue;
+      if (d.down != here) fetch(d.down, d.rank * d.in * 2);
+      const bf16* ahead = nullptr;
+      here = d.down;
+      if (row + 1 < last && b.deltas[row + 1]) {
+        const Delta& next = b.deltas[row + 1][layer * MATRICES + which];
+        if (next.down != d.down && next.rank >= d.rank) here = ahead = next.down;
+      }
       i64 from = 0, to = up(d.rank, 8) / 8;
       if (parted) share(to, from, to);
       const float* scale = m.int8 ? a.scale + row * std::max<i64>(1, a.groups) : nullptr;
-      lower_row(m, d, a.data + row * a.stride, scale, b.low[which % 2] + row * m.rank, from * 8, std::min<i64>(to * 8, d.rank));
+      lower_row(m, d, a.data + row * a.stride, scale, b.low[which % 2] + row * m.rank, from * 8, std::min<i64>(to * 8, d.rank), ahead);
     }
     return true;
   }
@@ -150,7 +158,8 @@ struct Linears : Thread {
             y[t] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_castps_si512(y[t])), by, bias[t]);
           } else if (l.bias) y[t] = _mm512_add_ps(y[t], bias[t]);
         if (mine >= 0 && b.deltas[row + r])
-          raise(m, b.deltas[row + r][mine], b.low[mine % MATRICES % 2] + (row + r) * m.rank, block, y);
+          raise(m, b.deltas[row + r][mine], b.low[mine % MATRICES % 2] + (row + r) * m.rank, block,
+                r == 0 || b.deltas[row + r] != b.deltas[row + r - 1], y[0], y[1]);
         sink(row + r, block * 32, y[0], y[1]);
         if (beyond) fetch(beyond + r * 128, 128);
       }

@@ -154,6 +154,7 @@ class Goodput(LengthPolicy):
             decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base) if requests else 1
             if not requests:
+                self._decided = -1  # a step of prompts alone teaches nothing about plain decoding
                 return decision
         first, self._decided = self._decided < self.step, self.step
         self._keys, self._base, self.trial = {r.id: r.key for r in free}, base, None

@@ -1,6 +1,6 @@
 """Adapters over HTTP, as vLLM has them: load one from below `--lora-root`, and unload it.
 
-    POST /v1/load_lora_adapter      {"lora_name": NAME, "lora_path": DIR, "load_inplace": false}
+    POST /v1/load_lora_adapter      {"lora_name": NAME, "lora_path": DIR, "load_inplace": false, "draft_path": DIR}
     POST /v1/unload_lora_adapter    {"lora_name": NAME}
 
 An adapter that was unloaded or replaced stays until the requests that began with it have ended.
@@ -27,6 +27,7 @@ class LoadAdapterRequest(Wire):
     lora_name: str = Field(description="the name that requests give as model")
     lora_path: str = Field(description="its directory, below the server's --lora-root")
     load_inplace: bool | None = Field(None, description="replace an adapter of this name")
+    draft_path: str | None = Field(None, description="its own draft: an adapter of the draft model, or a head")
     base_model_name: str | None = Field(None, description="its model, where several are served")
 
 
@@ -41,15 +42,16 @@ async def load_lora_adapter(body: LoadAdapterRequest, host: Here) -> Response:
     """Load an adapter."""
     server = await host.of(body.base_model_name)
     path = allowed(server, body.lora_path)
+    draft = None if body.draft_path is None else allowed(server, body.draft_path, "draft_path")
     if body.lora_name in {card["id"] for card in host.cards() if card.get("parent") is None}:
         raise ApiError(400, f"{body.lora_name[:100]!r} is the name of a model; give another.", param="lora_name")
     adapters, replace = server.adapters, bool(body.load_inplace)
     adapters.check_name(body.lora_name, replace)
     try:
-        weights = await asyncio.wait_for(asyncio.to_thread(lambda: adapters.read(path)), LORA_READ_S)
+        weights = await asyncio.wait_for(asyncio.to_thread(lambda: adapters.read(path, draft)), LORA_READ_S)
     except TimeoutError:
         raise ApiError(503, "The adapter's file does not answer; try again later.", code="disk_busy") from None
-    await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace))
+    await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
     return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
 
@@ -65,16 +67,16 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, host: Here) -> Respons
     return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
 
 
-def allowed(server: Server, text: str) -> Path:
+def allowed(server: Server, text: str, field: str = "lora_path") -> Path:
     """Where an adapter may lie. ApiError for a path outside the root, and where there is none."""
     root = server.settings.lora_root
     if root is None:
         raise off()
     if "\0" in text:
-        raise ApiError(400, "lora_path has a zero byte.", param="lora_path")
+        raise ApiError(400, f"{field} has a zero byte.", param=field)
     path = (root / text).resolve()
     if not path.is_relative_to(root.resolve()):
-        raise ApiError(403, f"lora_path is outside of the directory {root}; put the adapter there.", param="lora_path")
+        raise ApiError(403, f"{field} is outside of the directory {root}; put the adapter there.", param=field)
     return path
 
 

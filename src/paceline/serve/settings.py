@@ -152,6 +152,10 @@ class Settings:
         Path | None,
         _watch("Write what was decided, and from what, to this file, for paceline simulate. It holds prompts' tokens."),
     ] = None
+    kv_events_config: Annotated[
+        str | None,
+        _watch("Publish what the prefix cache holds, with its tokens, for routers: the JSON object of vLLM's option."),
+    ] = None
     otel_endpoint: Annotated[
         str | None, _watch("Send OpenTelemetry traces to this OTLP/HTTP address, as in http://host:4318/v1/traces.")
     ] = None

@@ -32,6 +32,8 @@ class VllmNames(Collector):
         yield self._gauge("num_requests_running", now.running)
         yield self._gauge("num_requests_waiting", now.waiting)
         yield self._gauge("kv_cache_usage_perc", now.used / now.blocks)
+        if now.block_size:
+            yield self._cache(now)
         yield self._counter("prompt_tokens", now.totals.prompt)
         yield self._counter("generation_tokens", speculation.generated)
         yield self._counter("num_preemptions", now.totals.preemptions)
@@ -66,6 +68,12 @@ class VllmNames(Collector):
         )
         for position, count in enumerate(kept):
             family.add_metric([self._model, str(position)], count)
+        return family
+
+    def _cache(self, now: Snapshot) -> Metric:
+        labels = [MODEL_LABEL, "block_size", "num_gpu_blocks", "enable_prefix_caching"]
+        family = GaugeMetricFamily("vllm:cache_config_info", "The K/V cache, in labels; the value is 1.", labels=labels)
+        family.add_metric([self._model, str(now.block_size), str(now.blocks), str(now.prefix)], 1.0)
         return family
 
     def _adapters(self, most: int, running: list[str]) -> Metric:

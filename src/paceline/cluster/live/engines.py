@@ -230,12 +230,14 @@ class Engines:
 
 
 def together(snapshots: Iterable[Snapshot]) -> Snapshot:
-    """Sums; `why` is nobody's."""
-    running = waiting = blocks = used = cached = 0
+    """Sums; `why` is nobody's. The engines have blocks of one size."""
+    running = waiting = blocks = used = cached = size = 0
+    prefix = False
     totals = Totals()
     for each in snapshots:
         running, waiting = running + each.running, waiting + each.waiting
         blocks, used, cached = blocks + each.blocks, used + each.used, cached + each.cached
+        size, prefix = max(size, each.block_size), prefix or each.prefix
         mine = each.totals
         totals.prompt += mine.prompt
         totals.cached += mine.cached
@@ -249,4 +251,4 @@ def together(snapshots: Iterable[Snapshot]) -> Snapshot:
             sum_.count(stats.offered, stats.kept)
             sum_.passes += stats.passes
             sum_.generated += stats.generated
-    return Snapshot(running, waiting, max(1, blocks), used, cached, totals)
+    return Snapshot(running, waiting, max(1, blocks), used, cached, totals, block_size=size, prefix=prefix)

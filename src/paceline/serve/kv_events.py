@@ -1,0 +1,234 @@
+"""K/V events in vLLM's layout: which blocks of the prefix cache an engine has. Routers that know it send a request to
+the engine that holds its prefix (llm-d, Dynamo, smg, AIBrix).
+
+Messages have three frames over ZeroMQ's PUB: topic, sequence number (8 bytes, big-endian), and a batch in msgpack. A
+ROUTER socket repeats earlier batches from a number on; the last reply has the number -1.
+"""
+
+import logging
+from collections import deque
+from collections.abc import Sequence
+from threading import Event, Thread
+from time import time
+from typing import Literal
+
+from paceline.cache.blocks import root_hash
+from paceline.core.errors import InputError
+from paceline.engine.loop import Engine
+
+try:
+    import msgspec
+    import zmq
+except ImportError as error:
+    raise InputError(
+        "kv_events_config needs pyzmq and msgspec; install them: pip install 'paceline[events]'."
+    ) from error
+
+log = logging.getLogger(__name__)
+
+MEDIUM = "GPU"
+"""Where blocks lie, in vLLM's words: on the device that computes, be it a GPU or not."""
+BATCH_BLOCKS = 1024
+"""Most blocks of one message."""
+POLL_S, JOIN_S, LINGER_S = 0.1, 2.0, 0.5
+"""Seconds between two looks at the ROUTER socket; and that the publisher, and then its sockets, have to end."""
+LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
+
+
+class BlockStored(msgspec.Struct, array_like=True, tag=True):
+    """Blocks that follow one another have entered the prefix cache."""
+
+    block_hashes: list[int]
+    """First 64 bits of their names."""
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: None = None
+    medium: str | None = MEDIUM
+    lora_name: None = None
+    extra_keys: list[list[str] | None] | None = None
+    """For each block: what else its name depends on, where texts are kept apart (tenants, adapters)."""
+
+
+class BlockRemoved(msgspec.Struct, array_like=True, tag=True):
+    """Blocks have left the prefix cache."""
+
+    block_hashes: list[int]
+    medium: str | None = MEDIUM
+
+
+class AllBlocksCleared(msgspec.Struct, array_like=True, tag=True):
+    """The prefix cache is empty. The first event of an engine, too: what was known of its address holds no longer."""
+
+
+class EventBatch(msgspec.Struct, array_like=True):
+    ts: float
+    """Unix time."""
+    events: list[BlockStored | BlockRemoved | AllBlocksCleared]
+    data_parallel_rank: int = 0
+
+
+class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
+    """The JSON object of vLLM's --kv-events-config."""
+
+    enable_kv_cache_events: bool = True
+    publisher: Literal["zmq", "null"] = "zmq"
+    endpoint: str = "tcp://*:5557"
+    """Address of the PUB socket: bound with `*`, `::`, `ipc://` or `inproc://` in it, else connected to."""
+    replay_endpoint: str | None = None
+    """Address of the ROUTER socket, always bound."""
+    buffer_steps: int = 10_000
+    """Batches that can be repeated."""
+    hwm: int = 100_000
+    """Messages that wait for a slow subscriber; further ones are lost to it, which the numbers show."""
+    max_queue_size: int = 100_000
+    """Events that wait for the publisher. One more, and all are replaced by `AllBlocksCleared`."""
+    topic: str = ""
+
+    @property
+    def on(self) -> bool:
+        return self.enable_kv_cache_events and self.publisher == "zmq"
+
+
+def events_config(text: str) -> EventsConfig:
+    """The setting `kv_events_config`, parsed. InputError names what is wrong."""
+    try:
+        found = msgspec.json.decode(text, type=EventsConfig)
+    except (msgspec.MsgspecError, UnicodeError) as error:
+        raise InputError(f"kv_events_config is no JSON object as vLLM's: {error}.") from error
+    for name, least in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
+        if getattr(found, name) < least:
+            raise InputError(f"kv_events_config has {name} {getattr(found, name)}, but it must be at least {least}.")
+    return found
+
+
+class KvEvents:
+    """Watcher of a pool of blocks, and publisher of what it sees, in a thread of its own: the engine never waits."""
+
+    def __init__(self, config: EventsConfig) -> None:
+        """Opens the sockets. InputError for an address that cannot be used."""
+        self.config = config
+        self._events: deque[BlockStored | BlockRemoved | AllBlocksCleared] = deque()
+        self._told, self._plain, self._block_size = set[bytes](), b"", 0
+        self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
+        self._number = 0
+        self._more, self._ended = Event(), Event()
+        self._context = zmq.Context()
+        self._pub, self._replay = self._context.socket(zmq.PUB), None
+        self._pub.set_hwm(config.hwm)
+        address = config.endpoint
+        try:
+            own = any(part in address for part in ("*", "::", "ipc://", "inproc://"))
+            self._pub.bind(address) if own else self._pub.connect(address)
+            if config.replay_endpoint is not None:
+                address = config.replay_endpoint
+                self._replay = self._context.socket(zmq.ROUTER)
+                self._replay.bind(address)
+        except zmq.ZMQError as error:
+            self._context.destroy(linger=0)
+            raise InputError(f"kv_events_config: {address} cannot be used: {error}.") from error
+        self._thread = Thread(target=self._run, name="paceline-kv-events", daemon=True)
+
+    def attach(self, engine: Engine) -> None:
+        """Follow the engine's prefix cache from now on. InputError where it has none."""
+        pool = engine.cache.pool
+        if not pool.prefix:
+            raise InputError("kv_events_config tells of the prefix cache, which is off; leave one of the two out.")
+        self._plain, self._block_size = root_hash("", engine.cache.identity), pool.block_size
+        pool.watcher = self
+        self.cleared()
+        self._thread.start()
+
+    # -- called by the engine's thread ---------------------------------------------------------------------------------
+
+    def stored(self, root: bytes, parent: bytes | None, name: bytes, tokens: Sequence[int]) -> None:
+        self._told.add(name)
+        extra: list[list[str] | None] | None = None if root == self._plain else [[root.hex()]]
+        before = None if parent is None else number(parent)
+        self._put(BlockStored([number(name)], before, list(tokens), self._block_size, extra_keys=extra))
+
+    def removed(self, name: bytes) -> None:
+        if name in self._told:
+            self._told.discard(name)
+            self._put(BlockRemoved([number(name)]))
+
+    def cleared(self) -> None:
+        self._told.clear()
+        self._put(AllBlocksCleared())
+
+    def _put(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
+        if len(self._events) >= self.config.max_queue_size:
+            log.warning("K/V events come faster than they are published; subscribers are told that the cache is empty.")
+            self._events.clear()
+            self._told.clear()
+            event = AllBlocksCleared()
+        self._events.append(event)
+        self._more.set()
+
+    # -- its own thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        encode = msgspec.msgpack.Encoder().encode
+        while True:
+            ended = self._ended.is_set()
+            self._more.wait(POLL_S)
+            self._more.clear()
+            while events := self._taken():
+                message = encode(EventBatch(time(), events))
+                self._pub.send_multipart((self.config.topic.encode(), self._number.to_bytes(8, "big"), message))
+                self._sent.append((self._number, message))
+                self._number += 1
+            while self._replay is not None and self._replay.poll(0):
+                self._repeat(self._replay, self._replay.recv_multipart())
+            if ended:
+                return
+
+    def _taken(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
+        """Events of the next message; blocks that follow one another become one event."""
+        out: list[BlockStored | BlockRemoved | AllBlocksCleared] = []
+        for _ in range(BATCH_BLOCKS):
+            try:
+                event = self._events.popleft()
+            except IndexError:
+                break
+            last = out[-1] if out else None
+            if isinstance(event, BlockRemoved) and isinstance(last, BlockRemoved):
+                last.block_hashes += event.block_hashes
+            elif isinstance(event, BlockStored) and isinstance(last, BlockStored) and follows(event, last):
+                last.block_hashes += event.block_hashes
+                last.token_ids += event.token_ids
+                if last.extra_keys is not None:
+                    last.extra_keys += event.extra_keys or []
+            else:
+                out.append(event)
+        return out
+
+    def _repeat(self, socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
+        """Answer a request for earlier batches: identity, an empty frame, the first number that is wanted."""
+        if len(frames) != 3 or len(frames[2]) != 8:
+            log.warning("A request for earlier K/V events is not [empty, 8 bytes of a number]; it is left unanswered.")
+            return
+        who, first = frames[0], int.from_bytes(frames[2], "big")
+        for count, message in self._sent:
+            if count >= first:
+                socket.send_multipart((who, b"", count.to_bytes(8, "big"), message))
+        socket.send_multipart((who, b"", LAST_NUMBER, b""))
+
+    def close(self) -> None:
+        """Publish what is left, and close the sockets."""
+        self._ended.set()
+        self._more.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+        self._context.destroy(linger=round(1000 * LINGER_S))
+
+
+def number(name: bytes) -> int:
+    """The first 64 bits of a block's name."""
+    return int.from_bytes(name[:8], "big")
+
+
+def follows(event: BlockStored, last: BlockStored) -> bool:
+    """Does `event` continue the text of `last`?"""
+    keys = [each.extra_keys and each.extra_keys[-1] for each in (event, last)]
+    return event.parent_block_hash == last.block_hashes[-1] and keys[0] == keys[1]

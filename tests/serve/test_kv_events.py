@@ -1,0 +1,196 @@
+"""K/V events: `paceline serve --kv-events-config` as a router hears it, with the structures of vLLM's subscriber."""
+
+import json
+import socket
+import urllib.request
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import zmq
+
+from paceline.core.errors import InputError
+from paceline.serve.kv_events import LAST_NUMBER, BlockStored, EventsConfig, KvEvents, events_config, follows, number
+from tests.serve.http import post, send
+from tests.serve.process import SERVE, said, spawned
+
+SHARED = "Once upon a time there was a baker who packed six rolls in every bag and sold them all. " * 3
+WAIT_MS = 20_000
+
+
+class Event(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):
+    """As in vLLM's subscriber."""
+
+
+class Stored(Event, tag="BlockStored"):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None = None
+    lora_name: str | None = None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+
+
+class Removed(Event, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None = None
+
+
+class Cleared(Event, tag="AllBlocksCleared"):
+    pass
+
+
+class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
+    ts: float
+    events: list[Stored | Removed | Cleared]
+    data_parallel_rank: int | None = None
+
+
+DECODER = msgspec.msgpack.Decoder(Batch)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+class Router:
+    """A subscriber that was late: it asks for all batches so far, then knows which blocks there are."""
+
+    def __init__(self, replay: str) -> None:
+        self.context = zmq.Context()
+        self.request = self.context.socket(zmq.DEALER)
+        self.request.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+        self.request.connect(replay)
+
+    def batches(self, first: int = 0) -> list[tuple[int, Batch]]:
+        self.request.send_multipart([b"", first.to_bytes(8, "big")])
+        out = []
+        while True:
+            _, count, message = self.request.recv_multipart()
+            if count == LAST_NUMBER:
+                return out
+            out.append((int.from_bytes(count, "big"), DECODER.decode(message)))
+
+    def held(self) -> dict[int, tuple[int | None, list[int]]]:
+        """{block: the block before it, its tokens}."""
+        known: dict[int, tuple[int | None, list[int]]] = {}
+        for _, batch in self.batches():
+            for event in batch.events:
+                if isinstance(event, Cleared):
+                    known.clear()
+                elif isinstance(event, Removed):
+                    for block in event.block_hashes:
+                        del known[block]
+                else:
+                    before, size = event.parent_block_hash, event.block_size
+                    for i, block in enumerate(event.block_hashes):
+                        assert before is None or before in known
+                        known[block] = before, event.token_ids[size * i : size * (i + 1)]
+                        before = block
+        return known
+
+    def close(self) -> None:
+        self.context.destroy(linger=0)
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, Router, "zmq.Socket[bytes]"]]:
+    """A server of few blocks that publishes, a router, and a socket that hears its later messages as they come."""
+    replay, context = f"tcp://127.0.0.1:{free_port()}", zmq.Context()
+    live = context.socket(zmq.SUB)
+    live.setsockopt(zmq.RCVTIMEO, WAIT_MS)
+    live.setsockopt(zmq.SUBSCRIBE, b"kv@")
+    port = live.bind_to_random_port("tcp://127.0.0.1")  # so that the server connects
+    wish = {"endpoint": f"tcp://127.0.0.1:{port}", "replay_endpoint": replay, "topic": "kv@demo"}
+    small = ["40" if value == "600" else value for value in SERVE]
+    with spawned(*small, "--kv-events-config", json.dumps(wish), "--max-requests", "2") as (url, _):
+        router = Router(replay)
+        yield url, router, live
+        router.close()
+    context.destroy(linger=0)
+
+
+def ask(url: str, prompt: str) -> dict[str, Any]:
+    status, answer = post(f"{url}/v1/completions", {"prompt": prompt, "max_tokens": 4, "temperature": 0})
+    assert status == 200, answer
+    usage: dict[str, Any] = answer["usage"]
+    return usage
+
+
+def test_a_router_knows_what_a_prompt_will_find(served: tuple[str, Router, "zmq.Socket[bytes]"]) -> None:
+    url, router, live = served
+    live.poll(100)  # sends its subscription
+    ask(url, SHARED)
+    tokens = post(f"{url}/tokenize", {"prompt": SHARED})[1]["tokens"]
+    known = router.held()
+    walked, before, found = 0, None, dict[tuple[int | None, tuple[int, ...]], int]()
+    for block, (parent, ids) in known.items():
+        found[parent, tuple(ids)] = block
+    size = len(next(iter(known.values()))[1])
+    while (block := found.get((before, tuple(tokens[walked : walked + size])))) is not None:
+        walked, before = walked + size, block
+    assert walked == len(tokens) // size * size > 0
+    assert ask(url, SHARED)["prompt_tokens_details"]["cached_tokens"] == (len(tokens) - 1) // size * size
+    topic, count, message = live.recv_multipart()
+    assert topic == b"kv@demo" and (int.from_bytes(count, "big"), DECODER.decode(message)) in router.batches()
+
+
+def test_removed_blocks_are_told(served: tuple[str, Router, "zmq.Socket[bytes]"]) -> None:
+    """More texts than fit: what the events add up to is what the engine has."""
+    url, router, _ = served
+    for i in range(8):
+        ask(url, f"{i} {SHARED}")
+    with urllib.request.urlopen(f"{url}/metrics") as answer:
+        metrics = answer.read().decode()
+    assert 'vllm:cache_config_info{block_size="16"' in metrics and 'num_gpu_blocks="40"' in metrics
+    assert len(router.held()) == send(f"{url}/stats")[1]["kv"]["cached"]
+    counts = [count for count, _ in router.batches()]
+    assert counts == [*range(len(counts))] and router.batches(counts[-1])[0][0] == counts[-1]
+    assert any(isinstance(event, Removed) for _, batch in router.batches() for event in batch.events)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("{", "no JSON object"), ("[]", "no JSON object"), ('{"endpoit": "x"}', "endpoit"), ('{"hwm": -1}', "hwm"),
+        ('{"publisher": "nats"}', "publisher"), ('{"max_queue_size": 0}', "max_queue_size"), ('{"topic": 3}', "topic"),
+        ('{"buffer_steps": 1.5}', "buffer_steps"), ('{"buffer_steps": -1}', "buffer_steps"),
+    ],
+)  # fmt: skip
+def test_a_wrong_config_is_named(text: str, names: str) -> None:
+    with pytest.raises(InputError, match=names):
+        events_config(text)
+
+
+def test_a_wrong_address_is_refused_before_a_model_is_loaded() -> None:
+    code, _, error = said(*SERVE, "--kv-events-config", '{"endpoint": "tcp://*:nine"}')
+    assert code == 2 and "tcp://*:nine cannot be used" in error and "Traceback" not in error
+
+
+def test_switched_off() -> None:
+    assert not events_config('{"enable_kv_cache_events": false}').on and not events_config('{"publisher": "null"}').on
+    assert events_config("{}").on
+
+
+def test_too_many_events_become_a_cleared_cache() -> None:
+    """The publisher's thread has not begun: nothing is taken from the queue."""
+    events = KvEvents(EventsConfig(endpoint="inproc://full", max_queue_size=3))
+    for i in range(4):
+        events.stored(b"root", None, bytes([i]) * 16, [1])
+    assert [type(event).__name__ for event in events._taken()] == ["AllBlocksCleared"]
+    events.removed(bytes(16))
+    assert events._taken() == []
+    events.close()
+
+
+def test_texts_of_tenants_are_not_joined() -> None:
+    first = BlockStored([number(b"a" * 16)], None, [1], 1)
+    assert follows(BlockStored([2], number(b"a" * 16), [2], 1), first)
+    assert not follows(BlockStored([2], number(b"a" * 16), [2], 1, extra_keys=[["salt"]]), first)
+    assert not follows(BlockStored([2], None, [2], 1), first)
