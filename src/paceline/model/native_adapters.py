@@ -63,7 +63,7 @@ def pack_delta(pair: LoraPair) -> PackedDelta:
 
 
 def side_by_side(deltas: Sequence[PackedDelta]) -> tuple[list[PackedDelta], Tensor]:
-    """The same in one piece of memory, each part from a cache line on, as passes read them; and that memory."""
+    """Packed factors in one piece of memory, each part from a cache line on, as passes read them; and that memory."""
     sizes = [-(-part.nbytes // LINE) * LINE for each in deltas for part in each.parts]
     memory = pages.zeros(sum(sizes))
     rooms, moved = iter(memory.split(sizes)), list[PackedDelta]()
