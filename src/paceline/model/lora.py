@@ -162,6 +162,7 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
     config = read_lora_config(path)
     weights = checked(_assembled(path, config, read_lora_tensors(path)), path, spec, max_rank)
     _check_complete(path, config, weights, spec)
+    _check_named(path, config, weights)
     return weights
 
 
@@ -201,6 +202,10 @@ def read_lora_config(path: Path) -> dict[str, Any]:
     for key, value in config.items():
         if key not in PLAIN_LORA_KEYS | {"use_dora", "modules_to_save", "bias"} and value:
             raise RefusalError(f"{path} sets {key} in adapter_config.json, which is not served; merge it.")
+    if not isinstance(config.get("use_rslora"), bool | None):
+        raise CheckpointError(
+            f"{file} has use_rslora: {str(config['use_rslora'])[:40]!r}, but true or false is expected."
+        )
     for key in ("r", "lora_alpha"):
         value = config.get(key)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
@@ -263,6 +268,8 @@ def _pattern(config: Mapping[str, Any], key: str, module: str, default: float) -
         raise CheckpointError(f"adapter_config.json has {key} {str(patterns)[:40]!r}, but an object is expected.")
     for pattern, value in patterns.items():
         try:
+            if isinstance(value, bool):
+                raise TypeError("a truth value is no number")
             if name_pattern(pattern).match(module[-MAX_MODULE_NAME_CHARS:]):
                 return float(value)
         except (re.error, TypeError, ValueError, OverflowError, RecursionError):
@@ -295,6 +302,38 @@ def name_pattern(pattern: str) -> "re.Pattern[str]":
         elif kind not in (*SINGLE_CHARACTERS, "AT"):
             raise ValueError("it may take long")
     return made
+
+
+def _check_named(path: Path, config: Mapping[str, Any], weights: LoraWeights) -> None:
+    """CheckpointError where a module has factors and the config leaves it out: PEFT would compute without them."""
+    layers, excluded = config.get("layers_to_transform"), config.get("exclude_modules")
+    layers = [layers] if isinstance(layers, int) else layers
+    for module in weights.modules:
+        wrong = None
+        if config.get("target_modules") and _names(config["target_modules"], module) is False:
+            wrong = "target_modules"
+        elif excluded and _names(excluded, module):
+            wrong = "exclude_modules"
+        elif isinstance(layers, list) and layers and layer_of(module) not in layers:
+            wrong = "layers_to_transform"
+        if wrong is not None:
+            raise CheckpointError(
+                f"The adapter {path} has factors of {module}, which {wrong} of its config leaves out; mend the config, "
+                "or save the adapter again."
+            )
+
+
+def _names(wish: object, module: str) -> bool | None:
+    """Do names, or an expression, of a config mean this module? None for an expression that may take long to match."""
+    if isinstance(wish, list):
+        return any(module == name or module.endswith(f".{name}") for name in wish)
+    if wish == "all-linear":
+        return True
+    try:
+        name_pattern(str(wish))
+        return re.fullmatch(str(wish), module[-MAX_MODULE_NAME_CHARS:]) is not None
+    except (re.error, ValueError, OverflowError, RecursionError):
+        return None
 
 
 def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights, spec: ModelSpec) -> None:
