@@ -383,6 +383,8 @@ def test_released_heads_are_read(method: str, target: Path, tmp_path: Path) -> N
             assert torch.equal(found[name], part), name
     with LLM(target, tmp_path, dtype="float32", memory="100M", nodes=5) as llm:
         assert texts(llm, greedy(drafter=method)) == texts(llm, greedy(drafter="none"))
+        used: Any = llm.engine.components[method]
+        assert {file.suffix for file in used.weight_files} == {".json", ".pt"}, "the identity is that of the weights"
     (tmp_path / f"{method}_lm_head.pt").unlink()
     with pytest.raises(CheckpointError, match="restore it from its source"):
         method_of(tmp_path)

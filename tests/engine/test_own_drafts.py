@@ -1,20 +1,26 @@
 """An adapter's own draft, an adapter of the draft model or a head, drafts for it alone and changes no text."""
 
+import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM, SamplingParams
-from paceline.core.errors import InputError, PacelineError
+from paceline.core.errors import InputError, PacelineError, RefusalError
 from paceline.core.operations import Park, Resume
 from paceline.core.request import Request
+from paceline.draft.dyspec import DySpec
 from paceline.draft.head import HeadConfig
 from paceline.draft.medusa import Medusa
+from paceline.draft.model import ModelDrafter
 from paceline.engine.adapters import loras_of
+from paceline.serve.settings import parse
 from tests.draft.test_head import KINDS, SIZES, shaken
 from tests.engine.test_adapters import DRAWN, GREEDY, PROMPT, SMALL, make_adapter, merge, texts, under_all_drafters
 from tests.tiny import tiny_checkpoint
@@ -57,6 +63,23 @@ def test_it_drafts_for_its_adapter_alone(at: dict[str, Path], form: dict[str, An
         adapters = llm.engine.session.adapters
         assert adapters.drafts is not None and adapters.drafts.bytes > 0
         assert adapters.bytes == sum(adapters.table.bytes.values()) + adapters.drafts.bytes
+
+
+@pytest.mark.parametrize("drafter", ["model", "topk", "dyspec"])
+def test_native_calls_leave_it_to_passes(at: dict[str, Path], monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
+    """A chain or a tree in one call has an adapter in its first pass alone."""
+    lora = {"a": f"{at['a']},draft={at['a']}"}
+    wish = replace(GREEDY, adapter="a", drafter=drafter)
+    with LLM(at["base"], at["base"], drafter, lora=lora, **DRAFTING) as llm:
+        if not llm.engine.model.packing.native:  # type: ignore[attr-defined]
+            pytest.skip("there is no native decoder here")
+        [found] = judged(llm, wish)
+        monkeypatch.setattr(ModelDrafter, "_chains", lambda self, growing: None)
+        monkeypatch.setattr(DySpec, "table", lambda self, proposer: None)
+        [want] = judged(llm, wish)
+    assert (found.output, found.stats.drafted, found.stats.accepted) == (
+        want.output, want.stats.drafted, want.stats.accepted
+    )  # fmt: skip
 
 
 def test_the_text_is_that_of_merged_weights_under_every_drafter(at: dict[str, Path], tmp_path: Path) -> None:
@@ -127,6 +150,33 @@ def test_another_draft_is_another_version(at: dict[str, Path]) -> None:
         assert again.output == texts(llm, replace(right, drafter="none"))[0]
 
 
+def test_a_file_that_changed_is_no_version_of_a_parked_request(at: dict[str, Path], tmp_path: Path) -> None:
+    """It goes on with the weights that it began with, or not at all; an adapter that cannot be installed leaves
+    nothing in memory."""
+    mine = shutil.copytree(at["a"], tmp_path / "mine")
+    with LLM(at["base"], dtype="float32", max_loras=1, lora={"a": mine, "b": at["b"]}, **SMALL) as llm:
+        made = llm.engine.session.adapters
+        [request] = llm.engine.submit(PROMPT, replace(GREEDY, adapter="a").resolve({}))
+        while len(request.output) < 4:
+            llm.engine.step()
+        packed = llm.engine.apply(Park(request.id))
+        texts(llm, replace(GREEDY, adapter="b"))  # "a" leaves memory
+        shutil.copytree(at["c"], mine, dirs_exist_ok=True)
+        with pytest.raises(InputError, match="has changed"):
+            llm.engine.apply(Resume(packed))
+        assert not llm.engine.session.requests and not any(it.users for it in made.named.values())
+        made.remove("a")
+        weights = made.read(at["a"])
+        made.drafts.install = lambda *_: no_room()  # type: ignore[union-attr, method-assign]
+        with pytest.raises(RefusalError):
+            made.enter("a", at["a"], weights)
+        assert not made.table.bytes and "a" not in made.named
+
+
+def no_room() -> int:
+    raise RefusalError("It is not served.")
+
+
 def of_another_width(at: dict[str, Path], tmp: Path) -> Path:
     return make_adapter(tmp / "wide", tiny_checkpoint(tmp / "wider", "llama", hidden=64))
 
@@ -139,6 +189,18 @@ def saved_head(kind: str) -> Callable[[dict[str, Path], Path], Path]:
     return make
 
 
+def prompt_tokens(at: dict[str, Path], tmp: Path) -> Path:
+    return with_prompts(tmp / "head")
+
+
+def with_prompts(path: Path) -> Path:
+    path.mkdir()
+    config = {"speculators_model_type": "ppd", **HeadConfig(**SIZES, depth=3).written()}
+    (path / "config.json").write_text(json.dumps(config))
+    save_file({"prompts.weight": torch.ones(3, SIZES["width"])}, path / "model.safetensors")
+    return path
+
+
 def short_head(at: dict[str, Path], tmp: Path) -> Path:
     Medusa(HeadConfig(**{**SIZES, "max_len": 64}, depth=3)).save(tmp / "head")
     return tmp / "head"
@@ -149,6 +211,7 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Path], Path], Path], str]] = {
     "no draft model": ("", lambda at, tmp: at["b"], "no draft model here"),
     "a head, but none here": ("base", saved_head("medusa"), "heads here are none"),
     "another method": ("medusa", saved_head("hydra"), "heads here are medusa"),
+    "a head of embeddings": ("ppd", prompt_tokens, "lends the model embeddings"),
     "a head with K/V": ("hydra++", saved_head("hydra++"), "keeps K/V"),
     "a shorter head": ("medusa", short_head, "train it alike"),
     "of another model": ("base", of_another_width, "another model"),
@@ -163,6 +226,8 @@ def test_bad_drafts_are_refused(at: dict[str, Path], tmp_path: Path, case: str) 
     if kind in KINDS:
         draft = tmp_path / "of all"
         KINDS[kind].save(draft)
+    elif kind == "ppd":
+        draft = with_prompts(tmp_path / "of all")
     with LLM(at["base"], draft, dtype="float32", **SMALL) as llm:
         made = llm.engine.session.adapters
         with pytest.raises(PacelineError, match=words):
@@ -173,6 +238,9 @@ def test_bad_drafts_are_refused(at: dict[str, Path], tmp_path: Path, case: str) 
 def test_how_it_is_named(tmp_path: Path) -> None:
     for given in (["a=x,draft=y", "b=z"], {"a": "x,draft=y", "b": "z"}):
         assert loras_of(given) == {"a": (Path("x"), Path("y")), "b": (Path("z"), None)}
-    for bad in (["a=x,draft="], ["a=,draft=y"], ["a=x,draft=y", "a=z"]):
+    environ = parse("a=x,draft=y, b=z", tuple[str, ...], "PACELINE_LORA")
+    assert loras_of(environ) == loras_of(["a=x,draft=y", "b=z"])
+    assert parse("a=x,draft=y", tuple[str, ...], "PACELINE_ZOO") == ("a=x", "draft=y")
+    for bad in (["a=x,draft="], ["a=,draft=y"], ["a=x,draft=y", "a=z"], {"a": "x,draft=\0"}):
         with pytest.raises(InputError, match="expected"):
             loras_of(bad)

@@ -56,7 +56,7 @@ class Component(Protocol):
 
 def with_files(component: Component, folder: Path) -> Component:
     """The component, which now has `weight_files`: what in this folder its weights and their shape come from."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".json"))
+    files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".json"))
     component.__dict__["weight_files"] = tuple(files)
     return component
 

@@ -244,9 +244,11 @@ class Adapters:
         found = list[Request]()
         for request in list(self.waiting):
             try:
-                request.extra_key, request.adapter, request.adapter_slot = self._ready(
-                    self._wanted[request.id], request.params.tenant
-                )
+                mine = self._wanted[request.id]
+                key, digest, slot = self._ready(mine, request.params.tenant)
+                if request.output and digest != request.adapter:  # it was parked, and goes on by one version alone
+                    raise InputError(f"The adapter {mine.name!r} has changed at {mine.path}.")
+                request.extra_key, request.adapter, request.adapter_slot = key, digest, slot
             except AdapterWaitError:
                 if self._late(now):
                     break
@@ -265,9 +267,14 @@ class Adapters:
         if found is None:
             raise InputError(f"The parked request needs the adapter with digest {digest[:32]}; load it first.")
         try:
-            return self._ready(found, tenant)[2]
+            _, now, slot = self._ready(found, tenant)
         except AdapterWaitError:
             return 0
+        if now != digest:
+            raise InputError(
+                f"The parked request needs the adapter {found.name!r} as it was; {found.path} has changed."
+            )
+        return slot
 
     def _ready(self, found: LoadedAdapter, tenant: str) -> tuple[str, str, int]:
         if not found.slot:
@@ -347,12 +354,12 @@ class Adapters:
             here.remove(self._make_room(here, it.name, f"{len(here)} adapters are in memory, all in use"))
         taken = {each.slot for each in here}
         slot = next(number for number in range(1, self.most + 2) if number not in taken)
-        size = self._put(slot, weights)
         try:
+            size = self._put(slot, weights)
             while self.memory is not None and self.bytes > self.memory:
                 why = f"it takes {size:,} bytes, and adapters may take {self.memory:,}"
                 here.remove(self._make_room(here, it.name, why))
-        except CapacityError:
+        except Exception:  # a part of it may be there already
             self._take_out(slot)
             raise
         it.slot = slot
@@ -399,7 +406,7 @@ def loras_of(named: Mapping[str, str | Path] | Sequence[str]) -> dict[str, tuple
     given = [str(path) for path in named.values()] if isinstance(named, Mapping) else [str(text) for text in named]
     parts = [text.partition(OWN_DRAFT) for text in given]
     for text, (path, sign, draft) in zip(given, parts):
-        if sign and not (path and draft):
+        if (sign and not (path and draft)) or "\0" in text:
             raise InputError(f"lora is {text!r}, but NAME=DIR{OWN_DRAFT}DIR is expected.")
     first = [path for path, _, _ in parts]
     places = adapters_of(dict(zip(named, first)) if isinstance(named, Mapping) else first)

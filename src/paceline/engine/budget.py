@@ -184,11 +184,13 @@ def lora_bytes(options: Options) -> int:
 
 
 def size_of(adapter: Path | None) -> int:
-    """Bytes of the file of an adapter, or of a head; 0 where there is none."""
+    """Bytes of the files of an adapter, or of a head; 0 where there are none."""
     if adapter is None or not adapter.is_dir():
         return adapter.stat().st_size if adapter is not None and adapter.is_file() else 0
-    names = ("adapter_model.safetensors", "adapter_model.bin", "model.safetensors")
-    return next((file.stat().st_size for file in (adapter / name for name in names) if file.is_file()), 0)
+    for names in ("adapter_model.safetensors", "adapter_model.bin", "*.safetensors", "*.bin", "*.pt"):
+        if files := [*adapter.glob(names)]:
+            return sum(file.stat().st_size for file in files if file.is_file())
+    return 0
 
 
 def tokenizer_bytes(file: Path) -> int:

@@ -154,13 +154,14 @@ class DrafterPool:
     def drafter(self, name: str) -> Drafter:
         """Made when it is first asked."""
         if name not in self.drafters:
-            own, host = kind(name), self.host
+            own, host, most = kind(name), self.host, MOST_TENANTS
             if own != name:
                 if (head := self.heads.get(name.rpartition(ADAPTER_KEY)[2])) is not None:
                     host = replace(host, components={**host.components, head.method: head.component})
+                    most = max(most, len(self.heads))
                 host = replace(host, remember=host.remember // MOST_TENANTS, share=1 / MOST_TENANTS)
                 like = [known for known in self.drafters if known != own and kind(known) == own]
-                for known in like[: len(like) + 1 - MOST_TENANTS]:
+                for known in like[: max(0, len(like) + 1 - most)]:
                     del self.drafters[known]
                     self.slots.pop(known, None)
             self.drafters[name] = DRAFTERS.get(own)(host)
@@ -176,9 +177,9 @@ class DrafterPool:
 
     def take_heads(self, heads: Mapping[str, OwnHead]) -> None:
         """These are the heads of adapters from now on, by their digests."""
-        gone = {digest for digest, head in self.heads.items() if heads.get(digest) is not head}
+        other = {digest for digest in {*self.heads, *heads} if self.heads.get(digest) is not heads.get(digest)}
         self.heads = heads
-        for name in [it for it in self.drafters if it.rpartition(ADAPTER_KEY)[2] in gone]:
+        for name in [it for it in self.drafters if it.rpartition(ADAPTER_KEY)[2] in other]:
             del self.drafters[name]
             self.slots.pop(name, None)
 

@@ -14,6 +14,8 @@ from paceline.core.component import DRAFT, TARGET, Component, keeps_rows
 from paceline.core.errors import RefusalError
 from paceline.draft.companion import CONFIG
 from paceline.draft.head import HEADS, load_head, method_of
+from paceline.draft.ppd import PPD
+from paceline.engine.identity import identity_of
 from paceline.model.decoder import Decoder
 from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
 
@@ -75,6 +77,11 @@ class OwnDrafts:
                 f"{path} is a {method} head, but heads here are {mine}; an adapter's own head is one of the method of "
                 "the head that drafts for all (--draft)."
             )
+        if method == PPD:
+            raise RefusalError(
+                f"The ppd head {path} lends the model embeddings, which is not served for one adapter; give it as the "
+                "draft of all (--draft)."
+            )
         _, head = load_head(path, model.width, model.vocab_size, model.packing, len(model.spec.layers))
         if keeps_rows(base) or keeps_rows(head):
             raise RefusalError(
@@ -86,10 +93,7 @@ class OwnDrafts:
                 f"The head {path} reads {', '.join(head.taps)} of texts up to {head.max_len:,} tokens, but the head of "
                 f"all reads {', '.join(base.taps)} up to {base.max_len:,}; train it alike."
             )
-        digest = hashlib.sha256()
-        for file in cast("tuple[Path, ...]", getattr(head, "weight_files", ())):
-            digest.update(file.name.encode() + b"\0" + file.read_bytes())
-        return OwnHead(method, head, digest.hexdigest()[:32])
+        return OwnHead(method, head, identity_of(head))
 
     def install(self, slot: int, weights: LoraWeights) -> int:
         """Take the own draft of the adapter in a slot, if it has one; how many bytes it takes."""

@@ -10,7 +10,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.core.errors import CapacityError, InputError, PacelineError
-from paceline.engine.adapters import adapters_of
+from paceline.engine.adapters import adapters_of, loras_of
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.budget import parse_bytes, shape_of
 from paceline.engine.build import paths
@@ -203,8 +203,8 @@ class Fleet:
         def knows(member: Member, one: str) -> bool:
             if member.server is not None:
                 return member.server.adapters.knows(one)
-            given = [adapters_of(member.options.get(each) or (), each) for each in ("lora", "zoo")]
-            return any(one in each for each in given)
+            loras, tunes = (member.options.get(each) or () for each in ("lora", "zoo"))
+            return one in loras_of(loras) or one in adapters_of(tunes, "zoo")
 
         def has(member: Member) -> bool:
             return all(knows(member, one) for one in parts)

@@ -270,6 +270,10 @@ def _whole(value: Any, kind: Any) -> Any:
     return tuple(value) if get_origin(kind) is tuple else value
 
 
+ADAPTERS_COMMA = r",(?!draft=)"
+"""Between adapters in a variable: what follows `,draft=` is the own draft of the adapter before it."""
+
+
 def parse(text: str, kind: Any, where: str) -> Any:
     """A value of `kind` from text; lists are separated by commas."""
     if plain(kind) is bool:
@@ -277,7 +281,8 @@ def parse(text: str, kind: Any, where: str) -> Any:
             raise InputError(f"{where} is {text!r}, but it must be true or false.")
         return text.lower() in TRUE
     if get_origin(kind) is tuple:
-        return typed([part.strip() for part in text.split(",") if part.strip()], kind, where)
+        parts = re.split(ADAPTERS_COMMA if where == f"{ENV_PREFIX}LORA" else ",", text)
+        return typed([part.strip() for part in parts if part.strip()], kind, where)
     if plain(kind) in (int, float):
         try:
             return plain(kind)(text)
