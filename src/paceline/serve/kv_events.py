@@ -34,7 +34,7 @@ POLL_S, JOIN_S, LINGER_S = 0.1, 2.0, 0.5
 """Seconds between two looks at the ROUTER socket; and that the publisher has to end, its sockets among them."""
 REPEATED_BYTES = 64 << 20
 """Most bytes of the batches that can be repeated."""
-REQUESTS = 16
+REPEATS_A_TURN = 16
 """Most requests for earlier batches that are answered before new events go out."""
 MOST_COUNT = 2**31 - 1
 """What ZeroMQ takes as a number."""
@@ -74,7 +74,7 @@ class EventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int = 0
 
 
-ENCODER = msgspec.msgpack.Encoder()
+EVENT_ENCODER = msgspec.msgpack.Encoder()
 
 
 class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
@@ -199,10 +199,10 @@ class KvEvents:
         """Publish what has come, then answer who asked before: an answer has all events from before its request."""
         self._more.clear()
         requests = list[list[bytes]]()
-        while self._replay is not None and len(requests) < REQUESTS and self._replay.poll(0):
+        while self._replay is not None and len(requests) < REPEATS_A_TURN and self._replay.poll(0):
             requests.append(self._replay.recv_multipart())
         while events := self._taken():
-            message = ENCODER.encode(EventBatch(time(), events))
+            message = EVENT_ENCODER.encode(EventBatch(time(), events))
             self._pub.send_multipart((self.config.topic.encode(), self._number.to_bytes(8, "big"), message))
             self._keep(message)
         for frames in requests:
