@@ -52,10 +52,13 @@ class Side:
     """A tool in a process of its own."""
 
     def __init__(self, name: str, entries: dict[str, dict[str, Any]], weights: str, common: dict[str, Any]) -> None:
-        tool, mode, *rest = name.split(":", 2)
+        tool, _, asked = name.partition(":")
+        mode, _, rest = asked.partition(":")
         if tool not in entries:
             raise SystemExit(f"{tool} is not set up; there are {', '.join(entries)}.")
-        entry, given = entries[tool], dict(pair.split("=", 1) for pair in ",".join(rest).split(",") if pair)
+        if weights not in entries[tool]["models"] or mode not in entries[tool]["modes"]:
+            raise SystemExit(f"{name}: {tool} is not set up for {mode or 'no mode'} with {weights}.")
+        entry, given = entries[tool], dict(pair.split("=", 1) for pair in rest.split(",") if pair)
         k = given.pop("k", None)
         models = entry["models"][weights]
         self.name, self.case = name, PeerCase(tool, weights, mode, common["batch"])
@@ -78,7 +81,8 @@ def summary(found: Iterable[Answered]) -> list[str]:
     """Tokens/s of each case over the prompts that all of them answered, range by prompt, equal answers; then ratios."""
     table: dict[str, dict[str, list[Answered]]] = {}
     for one in found:
-        table.setdefault(one.case, {}).setdefault(one.prompt, []).append(one)
+        if one.tokens:  # an empty answer has no speed
+            table.setdefault(one.case, {}).setdefault(one.prompt, []).append(one)
     prompts = sorted(set.intersection(*({*by} for by in table.values()))) if table else []
     if not prompts:
         return ["No prompt was answered by all cases."]
@@ -169,6 +173,8 @@ def main() -> None:
     entries, notes = ready(args.root, setup)
     text = Text(Path(setup["model"]))
     groups = labelled(args, text)
+    if not groups:
+        raise SystemExit(f"No file has a batch of {args.batch} prompts; --each is {args.each}.")
     longest = max(len(prompt) for _, prompts in groups for prompt in prompts)
     common = {
         "threads": args.threads,

@@ -435,3 +435,16 @@ def test_a_chunk_of_a_prompt_is_no_plain_step() -> None:
     pick.decide([], 0, Work(128, 1, 0, 0, 0))
     pick.learn([], Work(128, 1, 0, 0, 0), [], Times(10 * known, {}, 0.0))
     assert pick.governor.pass_seconds(1, 0) == known
+
+
+def test_what_a_named_drafter_loses_beside_a_prompt_is_charged_to_nobody() -> None:
+    """One request names a drafter that is of no use, the other chooses and decodes plainly, beside a prompt."""
+    pick, (free, named) = chooser(H100(), {"a": 0.1}), requests(2)
+    named = replace(named, arms=(), drafter="a")
+    work = Work(128 + 6, 2, 0, 0, 8)
+    for _ in range(50):
+        pick.decide([free, named], 99, replace(work, rows=128, logits=2))
+        notes = [Note(free.id, "none", 0, 0, [], []), Note(named.id, "a", 6, 6, [1] * 6, [0] * 6)]
+        pick.learn(notes, work, [Drafting("a", 1, 6, 6)], Times(0.1, {"a": 0.1}, 0.0))
+    assert pick.governor.saved < -1.0 and pick.governor.lost[""] <= 0.0
+    assert not pick.governor.stops()

@@ -51,9 +51,10 @@ def test_selectors_ports_and_claims_meet() -> None:
 
 
 def test_the_environment_is_of_known_settings() -> None:
-    _, container = pod()
+    spec, container = pod()
     given = {each["name"].removeprefix(ENV_PREFIX).lower(): each["value"] for each in container["env"]}
     assert given.keys() <= {*Options.__dataclass_fields__, *Settings.__dataclass_fields__, "model"}
+    assert spec["enableServiceLinks"] is False, "a Service named paceline sets PACELINE_PORT, to an address"
     config, ports = events_config(given["kv_events_config"]), {port["containerPort"] for port in container["ports"]}
     for address in (config.endpoint, config.replay_endpoint):
         assert address is not None and int(address.rpartition(":")[2]) in ports

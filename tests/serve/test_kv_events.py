@@ -3,6 +3,7 @@
 import json
 import socket
 import urllib.request
+import uuid
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,16 @@ import pytest
 import zmq
 
 from paceline.core.errors import InputError
-from paceline.serve.kv_events import LAST_NUMBER, BlockStored, EventsConfig, KvEvents, events_config, follows, number
+from paceline.serve.kv_events import (
+    LAST_NUMBER,
+    BlockRemoved,
+    BlockStored,
+    EventsConfig,
+    KvEvents,
+    events_config,
+    follows,
+    number,
+)
 from tests.serve.http import post, send
 from tests.serve.process import SERVE, said, spawned
 
@@ -52,11 +62,9 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
 DECODER = msgspec.msgpack.Decoder(Batch)
 
 
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+def abstract() -> str:
+    """An address that nobody else has: a name of Linux, neither a port nor a file."""
+    return f"ipc://@paceline-{uuid.uuid4()}"
 
 
 class Router:
@@ -102,7 +110,7 @@ class Router:
 @pytest.fixture(scope="module")
 def served() -> Iterator[tuple[str, Router, "zmq.Socket[bytes]"]]:
     """A server of few blocks that publishes, a router, and a socket that hears its later messages as they come."""
-    replay, context = f"tcp://127.0.0.1:{free_port()}", zmq.Context()
+    replay, context = abstract(), zmq.Context()
     live = context.socket(zmq.SUB)
     live.setsockopt(zmq.RCVTIMEO, WAIT_MS)
     live.setsockopt(zmq.SUBSCRIBE, b"kv@")
@@ -125,7 +133,6 @@ def ask(url: str, prompt: str) -> dict[str, Any]:
 
 def test_a_router_knows_what_a_prompt_will_find(served: tuple[str, Router, "zmq.Socket[bytes]"]) -> None:
     url, router, live = served
-    live.poll(100)  # sends its subscription
     ask(url, SHARED)
     tokens = post(f"{url}/tokenize", {"prompt": SHARED})[1]["tokens"]
     known = router.held()
@@ -137,6 +144,10 @@ def test_a_router_knows_what_a_prompt_will_find(served: tuple[str, Router, "zmq.
         walked, before = walked + size, block
     assert walked == len(tokens) // size * size > 0
     assert ask(url, SHARED)["prompt_tokens_details"]["cached_tokens"] == (len(tokens) - 1) // size * size
+    for i in range(20):  # until the subscription has arrived, and with it a message that came later
+        ask(url, f"{i} heard. {SHARED}")
+        if live.poll(1000):
+            break
     topic, count, message = live.recv_multipart()
     assert topic == b"kv@demo" and (int.from_bytes(count, "big"), DECODER.decode(message)) in router.batches()
 
@@ -161,6 +172,7 @@ def test_removed_blocks_are_told(served: tuple[str, Router, "zmq.Socket[bytes]"]
         ("{", "no JSON object"), ("[]", "no JSON object"), ('{"endpoit": "x"}', "endpoit"), ('{"hwm": -1}', "hwm"),
         ('{"publisher": "nats"}', "publisher"), ('{"max_queue_size": 0}', "max_queue_size"), ('{"topic": 3}', "topic"),
         ('{"buffer_steps": 1.5}', "buffer_steps"), ('{"buffer_steps": -1}', "buffer_steps"),
+        ('{"hwm": 2147483648}', "hwm"), ('{"buffer_steps": 9223372036854775808}', "buffer_steps"),
     ],
 )  # fmt: skip
 def test_a_wrong_config_is_named(text: str, names: str) -> None:
@@ -187,6 +199,47 @@ def test_too_many_events_become_a_cleared_cache() -> None:
     events.removed(bytes(16))
     assert events._taken() == []
     events.close()
+
+
+def started(**wish: Any) -> KvEvents:
+    """A publisher whose turns are the test's to make."""
+    return KvEvents(EventsConfig(endpoint=f"inproc://{uuid.uuid4()}", **wish))
+
+
+def test_a_long_answer_comes_whole() -> None:
+    """ZeroMQ drops what waits beyond 1,000 messages for a peer, unless it is told otherwise."""
+    replay = abstract()
+    events, router = started(replay_endpoint=replay), Router(replay)
+    for i in range(4000):
+        events._put(BlockRemoved([i]))
+        events._turn()
+    router.request.send_multipart([b"", bytes(8)])
+    assert events._replay is not None and events._replay.poll(WAIT_MS)
+    events._turn()
+    counts = [int.from_bytes(router.request.recv_multipart()[1], "big", signed=True) for _ in range(4001)]
+    assert counts == [*range(4000), -1]
+    router.close()
+    events.close()
+
+
+def test_what_can_be_repeated_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.kv_events.REPEATED_BYTES", 1000)
+    events = started(buffer_steps=100)
+    for i in range(50):
+        events._put(BlockStored([i], None, [7] * 64, 64))
+        events._turn()
+    assert [number for number, _ in events._sent] == [*range(50 - len(events._sent), 50)]
+    assert 0 < sum(len(message) for _, message in events._sent) == events._sent_bytes <= 1000
+    events.close()
+
+
+def test_an_address_of_version_six() -> None:
+    try:
+        with socket.socket(socket.AF_INET6) as sock:
+            sock.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"IPv6: {error}")
+    KvEvents(EventsConfig(endpoint="tcp://[::1]:*")).close()
 
 
 def test_texts_of_tenants_are_not_joined() -> None:

@@ -4,6 +4,7 @@ import difflib
 import math
 import os
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from socket import socket
@@ -63,22 +64,20 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         raise typer.Exit(several(args, settings, sock))
     if encoder_at(args.model):
         raise typer.Exit(vectors(args, settings, sock))
-    events = publisher(settings)
-    with starting():
-        llm = load_models(**args.arguments())
-    try:
+    with ExitStack() as ending:
+        if decisions is not None:
+            ending.callback(decisions.close)
+        if (events := publisher(settings)) is not None:
+            ending.callback(events.close)
+        with starting():
+            llm = load_models(**args.arguments())
+        ending.callback(llm.close, LAST_STEP_S)
         if decisions is not None:
             record(llm.llm.engine, decisions)
         if events is not None:
             events.attach(llm.llm.engine)
         name = served_name(llm, settings)
         code = run(llm, settings, sock, lambda address: announce(address, name))
-    finally:
-        llm.close(LAST_STEP_S)
-        if decisions is not None:
-            decisions.close()
-        if events is not None:
-            events.close()
     raise typer.Exit(code)
 
 

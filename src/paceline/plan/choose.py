@@ -410,9 +410,13 @@ class Goodput(LengthPolicy):
             nodes = sum(part.nodes for part in parts)
             fewer = replace(work, rows=max(1, work.rows - nodes))
             rows = max(0.0, self.times.of_target(work) - self.times.of_target(fewer)) if nodes else 0.0
-            more = sum(tokens.values()) - len(tokens)
-            worth = more * price(base.requests, base.context) / base.requests if more else 0.0
-            self.governor.shared(times.total, sum(times.drafts.values()) + rows - worth)
+            plain = price(base.requests, base.context) / max(1, base.requests)
+            own = self._chosen(notes)
+            drafts = sum(seconds * own.get(name, 1.0) for name, seconds in times.drafts.items())
+            mine = sum(part.nodes * own.get(part.drafter, 1.0) for part in parts) / nodes if nodes else 0.0
+            more = sum(count - 1 for request, count in tokens.items() if request in self._keys)
+            lost = sum(times.drafts.values()) + rows - (sum(tokens.values()) - len(tokens)) * plain
+            self.governor.shared(times.total, lost, drafts + mine * rows - more * plain)
         elif not parts:
             self.governor.rested(work, times)
         else:
@@ -422,6 +426,13 @@ class Goodput(LengthPolicy):
                     requests, all_ = got.get(key, (0, 0))
                     got[key] = requests + 1, all_ + count
             self.governor.drafted(work, times.total, got, sum(tokens.values()), self._straight)
+
+    def _chosen(self, notes: Sequence[Note]) -> dict[str, float]:
+        """{drafter: the part of its requests for which it was chosen}. What users named is charged to nobody."""
+        whole = [note for note in notes if not note.part]
+        asked = Counter(note.drafter for note in whole)
+        chosen = Counter(note.drafter for note in whole if note.request in self._keys)
+        return {drafter: chosen[drafter] / count for drafter, count in asked.items()}
 
     def _enter(self, request: Request) -> None:
         """Note whose request it is. A tenant begins with what requests without a tenant have taught so far."""

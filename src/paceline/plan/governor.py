@@ -140,11 +140,12 @@ class Governor:
             each.worth += worth
             self._book(key, took - worth, took)
 
-    def shared(self, seconds: float, lost: float) -> None:
-        """A step that prompts share, whose rows are not speculation's: `lost` is what it is expected to have lost."""
+    def shared(self, seconds: float, lost: float, chosen: float) -> None:
+        """A step that prompts share, whose rows are not speculation's: `lost` is what it is expected to have lost, and
+        `chosen` what those have of it whose drafter was chosen for them."""
         self.seconds += seconds
         self.saved -= lost
-        self._book("", lost, seconds)
+        self._book("", chosen, seconds)
 
     def tries(self, loss: float = 0.0) -> bool:
         """May a try that is expected to lose `loss` seconds against the choice be made?"""

@@ -31,7 +31,13 @@ MEDIUM = "GPU"
 BATCH_BLOCKS = 1024
 """Most blocks of one message."""
 POLL_S, JOIN_S, LINGER_S = 0.1, 2.0, 0.5
-"""Seconds between two looks at the ROUTER socket; and that the publisher, and then its sockets, have to end."""
+"""Seconds between two looks at the ROUTER socket; and that the publisher has to end, its sockets among them."""
+REPEATED_BYTES = 64 << 20
+"""Most bytes of the batches that can be repeated."""
+REPEATS_A_TURN = 16
+"""Most requests for earlier batches that are answered before new events go out."""
+MOST_COUNT = 2**31 - 1
+"""What ZeroMQ takes as a number."""
 LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
 
 
@@ -68,6 +74,9 @@ class EventBatch(msgspec.Struct, array_like=True):
     data_parallel_rank: int = 0
 
 
+EVENT_ENCODER = msgspec.msgpack.Encoder()
+
+
 class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     """The JSON object of vLLM's --kv-events-config."""
 
@@ -78,7 +87,7 @@ class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     replay_endpoint: str | None = None
     """Address of the ROUTER socket, always bound."""
     buffer_steps: int = 10_000
-    """Batches that can be repeated."""
+    """Batches that can be repeated, as far as `REPEATED_BYTES` go."""
     hwm: int = 100_000
     """Messages that wait for a slow subscriber; further ones are lost to it, which the numbers show."""
     max_queue_size: int = 100_000
@@ -97,8 +106,10 @@ def events_config(text: str) -> EventsConfig:
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise InputError(f"kv_events_config is no JSON object as vLLM's: {error}.") from error
     for name, least in (("buffer_steps", 0), ("hwm", 0), ("max_queue_size", 1)):
-        if getattr(found, name) < least:
-            raise InputError(f"kv_events_config has {name} {getattr(found, name)}, but it must be at least {least}.")
+        if not least <= getattr(found, name) <= MOST_COUNT:
+            raise InputError(
+                f"kv_events_config has {name} {getattr(found, name)}, but it must be from {least} to {MOST_COUNT}."
+            )
     return found
 
 
@@ -110,24 +121,31 @@ class KvEvents:
         self.config = config
         self._events: deque[BlockStored | BlockRemoved | AllBlocksCleared] = deque()
         self._told, self._plain, self._block_size = set[bytes](), b"", 0
-        self._sent: deque[tuple[int, bytes]] = deque(maxlen=config.buffer_steps)
-        self._number = 0
+        self._sent: deque[tuple[int, bytes]] = deque()
+        self._number = self._sent_bytes = 0
         self._more, self._ended = Event(), Event()
         self._context = zmq.Context()
-        self._pub, self._replay = self._context.socket(zmq.PUB), None
-        self._pub.set_hwm(config.hwm)
+        self._pub, self._replay = self._socket(zmq.PUB, config.endpoint, config.hwm), None
         address = config.endpoint
         try:
             own = any(part in address for part in ("*", "::", "ipc://", "inproc://"))
             self._pub.bind(address) if own else self._pub.connect(address)
             if config.replay_endpoint is not None:
                 address = config.replay_endpoint
-                self._replay = self._context.socket(zmq.ROUTER)
+                # A ROUTER drops what waits beyond its bound: one answer must fit, its last frame, too.
+                self._replay = self._socket(zmq.ROUTER, address, min(config.buffer_steps + 1, MOST_COUNT))
                 self._replay.bind(address)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise InputError(f"kv_events_config: {address} cannot be used: {error}.") from error
         self._thread = Thread(target=self._run, name="paceline-kv-events", daemon=True)
+
+    def _socket(self, kind: int, address: str, bound: int) -> "zmq.Socket[bytes]":
+        """`bound`: messages that may wait for one peer; 0: any number."""
+        made = self._context.socket(kind)
+        made.set(zmq.SNDHWM, bound)
+        made.set(zmq.IPV6, int("[" in address))
+        return made
 
     def attach(self, engine: Engine) -> None:
         """Follow the engine's prefix cache from now on. InputError where it has none."""
@@ -135,8 +153,8 @@ class KvEvents:
         if not pool.prefix:
             raise InputError("kv_events_config tells of the prefix cache, which is off; leave one of the two out.")
         self._plain, self._block_size = root_hash("", engine.cache.identity), pool.block_size
-        pool.watcher = self
         self.cleared()
+        pool.watcher = self
         self._thread.start()
 
     # -- called by the engine's thread ---------------------------------------------------------------------------------
@@ -168,20 +186,34 @@ class KvEvents:
     # -- its own thread ------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        encode = msgspec.msgpack.Encoder().encode
-        while True:
-            ended = self._ended.is_set()
-            self._more.wait(POLL_S)
-            self._more.clear()
-            while events := self._taken():
-                message = encode(EventBatch(time(), events))
-                self._pub.send_multipart((self.config.topic.encode(), self._number.to_bytes(8, "big"), message))
-                self._sent.append((self._number, message))
-                self._number += 1
-            while self._replay is not None and self._replay.poll(0):
-                self._repeat(self._replay, self._replay.recv_multipart())
-            if ended:
-                return
+        """Until `close`. The sockets are this thread's, so it closes them, whatever ends it."""
+        try:
+            while not self._ended.is_set():
+                self._more.wait(POLL_S)
+                self._turn()
+            self._turn()
+        finally:
+            self._context.destroy(linger=round(1000 * LINGER_S))
+
+    def _turn(self) -> None:
+        """Publish what has come, then answer who asked before: an answer has all events from before its request."""
+        self._more.clear()
+        requests = list[list[bytes]]()
+        while self._replay is not None and len(requests) < REPEATS_A_TURN and self._replay.poll(0):
+            requests.append(self._replay.recv_multipart())
+        while events := self._taken():
+            message = EVENT_ENCODER.encode(EventBatch(time(), events))
+            self._pub.send_multipart((self.config.topic.encode(), self._number.to_bytes(8, "big"), message))
+            self._keep(message)
+        for frames in requests:
+            self._repeat(frames)
+
+    def _keep(self, message: bytes) -> None:
+        """Hold a batch for those who ask for it later."""
+        self._sent.append((self._number, message))
+        self._number, self._sent_bytes = self._number + 1, self._sent_bytes + len(message)
+        while len(self._sent) > self.config.buffer_steps or self._sent_bytes > REPEATED_BYTES:
+            self._sent_bytes -= len(self._sent.popleft()[1])
 
     def _taken(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         """Events of the next message; blocks that follow one another become one event."""
@@ -203,24 +235,26 @@ class KvEvents:
                 out.append(event)
         return out
 
-    def _repeat(self, socket: "zmq.Socket[bytes]", frames: list[bytes]) -> None:
+    def _repeat(self, frames: list[bytes]) -> None:
         """Answer a request for earlier batches: identity, an empty frame, the first number that is wanted."""
+        assert self._replay is not None
         if len(frames) != 3 or len(frames[2]) != 8:
             log.warning("A request for earlier K/V events is not [empty, 8 bytes of a number]; it is left unanswered.")
             return
         who, first = frames[0], int.from_bytes(frames[2], "big")
         for count, message in self._sent:
             if count >= first:
-                socket.send_multipart((who, b"", count.to_bytes(8, "big"), message))
-        socket.send_multipart((who, b"", LAST_NUMBER, b""))
+                self._replay.send_multipart((who, b"", count.to_bytes(8, "big"), message))
+        self._replay.send_multipart((who, b"", LAST_NUMBER, b""))
 
     def close(self) -> None:
         """Publish what is left, and close the sockets."""
         self._ended.set()
         self._more.set()
-        if self._thread.is_alive():
+        if self._thread.ident is None:  # it was never started
+            self._context.destroy(linger=0)
+        else:
             self._thread.join(JOIN_S)
-        self._context.destroy(linger=round(1000 * LINGER_S))
 
 
 def number(name: bytes) -> int:

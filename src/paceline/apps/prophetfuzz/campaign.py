@@ -24,7 +24,6 @@ PLANTED, PLANTED_PAGE = FUZZ_HERE / "planted" / "planted.c", FUZZ_HERE / "plante
 PLANTED_BUGS = 10
 GUESSES = ("0", "1", "2", "8", "16", "64")
 FUZZ_GRACE_S = 90.0
-HANDSHAKE = "Fork server handshake failed"
 FUZZ_SHARED_MB = 64
 """AFL++ and its target tell each other in shared memory which edges ran, and the inputs."""
 

@@ -281,10 +281,6 @@ def usage(proc: str) -> tuple[int, int]:
     return memory, tasks
 
 
-if __name__ == "__main__":
-    main(sys.argv[1])
-
-
 def bounded(shared: int) -> bool:
     """Bound the System V shared memory of this process's IPC namespace, bytes in all; False where there is to be none,
     or where the system does not let it be bounded."""
@@ -296,3 +292,7 @@ def bounded(shared: int) -> bool:
         return int(pages.read_text()) == most
     except (OSError, ValueError):
         return False
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
