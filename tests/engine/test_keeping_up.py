@@ -37,7 +37,7 @@ class Deaf(Governor):
     ) -> None:
         pass
 
-    def shared(self, seconds: float, lost: float) -> None:
+    def shared(self, seconds: float, lost: float, chosen: float) -> None:
         pass
 
 

@@ -65,7 +65,7 @@ def test_a_bug_is_found_under_its_options_with_a_reproducer(target: bytes, tmp_p
     assert crash.frames[0] == "planted_3" and crash.kind == "stack-buffer-overflow"
     assert crash.command.args == ("-g", "-p", "@@") and crash.input[1] > ord("4")
     assert result.execs > 100 and result.limit is None
-    made = page("inkpress", result, tmp_path)
+    made = page("inkpress", result, tmp_path, {})
     assert "planted_3" in made.html() and (tmp_path / f"crash-{crash.hash}").read_bytes() == crash.input
 
 
