@@ -55,7 +55,7 @@ def pack_delta(pair: LoraPair) -> PackedDelta:
         columns.append(tile[:, first:last].reshape(16, -1, 2).transpose(0, 1).reshape(-1, 16))
         table.append([at, first + (last - first << 16)])
         at += last - first
-    by_inputs = [eight.view(len(eight), -1, 32).transpose(0, 1).flatten() for eight in down.split(8)]
+    by_inputs = [eight.view(len(eight), -1, 32).transpose(0, 1).flatten() for eight in torch.split(down, 8)]
     table += [[at, 0]] * 2
     return PackedDelta(
         torch.cat(by_inputs), torch.cat(columns).contiguous(), torch.tensor(table, dtype=torch.int32), *down.shape
@@ -66,12 +66,13 @@ def side_by_side(deltas: Sequence[PackedDelta]) -> tuple[list[PackedDelta], Tens
     """Factors in one piece of memory, each part from a cache line on, as passes read them; and that memory."""
     sizes = [-(-part.nbytes // LINE) * LINE for each in deltas for part in each.parts]
     memory = pages.zeros(sum(sizes))
-    rooms, moved = iter(memory.split(sizes)), list[PackedDelta]()
+    rooms, moved = iter(torch.split(memory, sizes)), list[PackedDelta]()
     for each in deltas:
         places = [next(rooms)[: part.nbytes].view(part.dtype).view(part.shape) for part in each.parts]
         for place, part in zip(places, each.parts):
             place.copy_(part)
-        moved.append(PackedDelta(*places, each.rank, each.width))
+        packed, raised, tile = places
+        moved.append(PackedDelta(packed, raised, tile, each.rank, each.width))
     return moved, memory
 
 
