@@ -1,8 +1,24 @@
-"""Where requests go, and who gives to whom."""
+"""Where requests go, who gives to whom, and how many engines there should be."""
 
+import random
 from math import inf
 
-from paceline.cluster.live.freeness import EngineLoad, freeness, pairs, place
+from paceline.cluster.live.engines import load_of
+from paceline.cluster.live.freeness import (
+    EngineLoad,
+    EngineRanking,
+    ScaleRule,
+    ScaleState,
+    freeness,
+    pairs,
+    place,
+    room_for_more,
+    scaled,
+    spared,
+    victim,
+)
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
 
 
 def load(name: str, used: int, running: int, **more: object) -> EngineLoad:
@@ -18,7 +34,18 @@ def test_the_freest_engine_gets_a_request() -> None:
 
 def test_what_waits_first_counts_as_used() -> None:
     full = EngineLoad("a", 100, 90, 1, 1, wanted=30)
-    assert freeness(full) == -10 and place([full, load("b", 95, 1)]) == "b"
+    assert freeness(full) == -20 and place([full, load("b", 95, 1)]) == "b"
+
+
+def test_a_new_request_comes_behind_all_that_wait() -> None:
+    queue = EngineLoad("a", 100, 0, 0, 3, wanted=10, queued=90)
+    assert freeness(queue) == 30 and room_for_more(queue) == 10 / 3
+    assert place([queue, load("b", 80, 3)]) == "b"
+
+
+def test_more_samples_do_not_make_a_crowded_engine_freer() -> None:
+    many, few = EngineLoad("a", 100, 100, 9, 20, queued=60), EngineLoad("b", 100, 100, 2, 1, queued=30)
+    assert place([many, few]) == "b"
 
 
 def test_the_least_free_gives_to_the_freest() -> None:
@@ -32,3 +59,66 @@ def test_one_that_drains_gives_to_any() -> None:
     assert pairs([load("a", 10, 1, draining=True), load("b", 90, 1)]) == [("a", "b")]
     assert pairs([load("a", 0, 0, draining=True), load("b", 90, 1)]) == [], "it has nothing to give"
     assert pairs([load("a", 10, 1, draining=True)]) == []
+
+
+def test_a_first_that_does_not_fit_makes_its_engine_give() -> None:
+    """40 of 100 blocks are free, but not for it: another one leaves, and then it fits."""
+    there = load("b", 10, 1)
+    assert pairs([load("a", 60, 2), there]) == []
+    assert pairs([EngineLoad("a", 100, 60, 2, 1, wanted=50), there]) == [("a", "b")]
+
+
+def test_an_urgent_sample_has_headroom() -> None:
+    plain, pressed = load("a", 20, 2), load("b", 20, 2, urgent=1)
+    assert freeness(plain) == 40 and freeness(pressed) == 2.5
+    assert place([plain, pressed]) == "a"
+    assert pairs([pressed, load("c", 0, 0)]) == [("b", "c")]
+
+
+def test_who_leaves() -> None:
+    """Least urgent first, then shortest."""
+    samples = [(0, 300, "long"), (-1, 10, "urgent"), (0, 200, "short"), (3, 900, "patient")]
+    crowded = load("a", 99, 4, urgent=1)
+    assert victim(crowded, samples) == "patient"
+    assert victim(crowded, samples[:3]) == "short"
+    assert victim(crowded, samples[1:2]) == "urgent"
+    assert victim(load("a", 20, 1, urgent=1), samples[1:2]) is None, "its own headroom does not drive it out"
+    assert victim(load("a", 20, 1, urgent=1, draining=True), samples[1:2]) == "urgent"
+    assert victim(crowded, []) is None
+
+
+def test_the_ranking_follows_changes() -> None:
+    rng, loads, ranking = random.Random(3), dict[str, EngineLoad](), EngineRanking()
+    for _ in range(2000):
+        name = f"engine-{rng.randrange(12)}"
+        loads[name] = load(name, rng.randrange(100), rng.randrange(4), draining=rng.random() < 0.2)
+        ranking.tell(loads[name])
+        assert ranking.best() == place(loads.values())
+    assert len(ranking._heap) <= 64 + 4 * 12
+
+
+def test_the_number_of_engines_follows_the_mean_freeness() -> None:
+    rule = ScaleRule(low=10, high=60, patience_s=5, most=3)
+    full, idle = [load("a", 95, 2), load("b", 99, 2)], [load("a", 5, 1), load("b", 0, 0)]
+    state, change = scaled(rule, ScaleState(), full, 0, 1.0)
+    assert (state.below, change) == (1.0, 0)
+    assert scaled(rule, state, full, 0, 5.9) == (state, 0)
+    assert scaled(rule, state, full, 0, 6.0) == (ScaleState(), 1)
+    assert scaled(rule, state, full, 1, 6.0)[1] == 0, "three is the most"
+    assert scaled(rule, state, [load("a", 70, 1)], 0, 6.0) == (ScaleState(), 0), "it is within again"
+    state, change = scaled(rule, ScaleState(), idle, 0, 1.0)
+    assert (state.above, change) == (1.0, 0) and scaled(rule, state, idle, 0, 6.0)[1] == -1
+    assert scaled(rule, state, idle[:1], 0, 6.0)[1] == 0, "one is the fewest"
+    assert scaled(rule, ScaleState(), [], 0, 0.0)[1] == 1
+    assert spared(full + idle[1:]) == "b" and spared([]) is None
+
+
+def test_the_load_of_an_engine_by_the_requests_that_a_front_has_there() -> None:
+    def request(number: int, tokens: int, admitted: float | None, priority: int = 0) -> Request:
+        made = Request(number, [1] * tokens, SamplingParams(priority=priority), 0, arrival=float(number))
+        made.admitted = admitted
+        return made
+
+    on = [request(1, 33, 1.5), request(4, 100, None), request(2, 20, None, -1), request(3, 16, 3.5)]
+    assert load_of("a", 100, 16, on) == EngineLoad("a", 100, 4, 2, 2, wanted=2, queued=9, urgent=1)
+    assert load_of("a", 100, 16, []) == EngineLoad("a", 100, 0, 0, 0)

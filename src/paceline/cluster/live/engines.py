@@ -2,16 +2,17 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import ceil
 from time import monotonic
 
-from paceline.cluster.live.freeness import EngineLoad, pairs, place
+from paceline.cluster.live.freeness import EngineLoad, pairs, place, urgent, victim
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink
 from paceline.cluster.live.moving import move
 from paceline.cluster.live.voyage import Voyage, Voyages
 from paceline.core.errors import InputError
+from paceline.core.request import Request
 from paceline.engine.totals import Snapshot, Totals
 
 log = logging.getLogger("paceline")
@@ -97,16 +98,13 @@ class Engines:
 
     def loads(self) -> list[EngineLoad]:
         """By what this front has on each engine."""
-        rows: dict[str, tuple[int, int]] = {}
+        size, on = self.facts.block_size, dict[str, list[Request]]()
         for voyage in self.voyages.going:
-            count, blocks = rows.get(voyage.link.name, (0, 0))
-            more = ceil(len(voyage.request.tokens) / self.facts.block_size)
-            rows[voyage.link.name] = count + 1, blocks + more
+            on.setdefault(voyage.link.name, []).append(voyage.request)
         return [
-            EngineLoad(name, state.snapshot.blocks, rows.get(name, (0, 0))[1], rows.get(name, (0, 0))[0], 0,
-                       draining=state.draining)
+            load_of(name, state.snapshot.blocks, size, on.get(name, ()), state.draining)
             for name, state in self.states.items()
-        ]  # fmt: skip
+        ]
 
     async def freest(self) -> EngineLink:
         """The engine for a new request. Raises RuntimeError when none takes any for a while."""
@@ -149,7 +147,7 @@ class Engines:
         self.wanted = count
         taking = [name for name, state in self.states.items() if not state.draining]
         more = [self._begin() for _ in range(count - len(taking))]
-        by_load = sorted(self.loads(), key=lambda load: load.running)
+        by_load = sorted(self.loads(), key=lambda load: load.running + load.waiting)
         fewer = [load.name for load in by_load if load.name in taking][: max(0, len(taking) - count)]
         await asyncio.gather(*more, *(self._empty(name) for name in fewer))
 
@@ -202,10 +200,12 @@ class Engines:
         while True:
             await asyncio.sleep(LOOK_S)
             await asyncio.gather(*(self._look(state) for state in list(self.states.values())))
-            for source, to in pairs(self.loads()):
+            loads = {load.name: load for load in self.loads()}
+            for source, to in pairs([*loads.values()]):
                 if source in self.states and to in self.states and not self.states[source].draining:
-                    small = sorted(self._on(self.states[source].link), key=lambda each: len(each.request.tokens))
-                    for voyage in small[:1]:
+                    here = self._on(self.states[source].link)
+                    samples = ((each.request.params.priority, len(each.request.tokens), each) for each in here)
+                    if (voyage := victim(loads[source], samples)) is not None:
                         await self.move(voyage, self.states[to].link)
 
     async def _look(self, state: EngineState) -> None:
@@ -227,6 +227,23 @@ class Engines:
         for state in self.states.values():
             state.link.kill()
         self.states.clear()
+
+
+def load_of(name: str, blocks: int, size: int, requests: Sequence[Request], draining: bool = False) -> EngineLoad:
+    """By the requests that a front has on an engine with `blocks` of `size` tokens. One of which nothing has been heard
+    waits."""
+    used = queued = wanted = running = pressing = 0
+    first = min((each.arrival for each in requests if each.admitted is None), default=0.0)
+    for each in requests:
+        need = ceil(len(each.tokens) / size)
+        pressing += urgent(each.params.priority)
+        if each.admitted is not None:
+            used, running = used + need, running + 1
+        else:
+            queued += need
+            wanted = max(wanted, need) if each.arrival == first else wanted
+    waiting = len(requests) - running
+    return EngineLoad(name, blocks, used, running, waiting, wanted, queued, pressing, draining)
 
 
 def together(snapshots: Iterable[Snapshot]) -> Snapshot:

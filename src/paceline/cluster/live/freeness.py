@@ -1,14 +1,19 @@
-"""Where a request goes, and which engines share their load: Llumnix's freeness (OSDI 2024, section 4.4). No clock, no
-transport: the front and the simulator call the same functions."""
+"""Where a request goes, which engines share their load, and how many there should be: Llumnix's virtual usage and
+freeness (OSDI 2024, section 4.4). No clock, no transport: the front and the simulator call the same functions."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from heapq import heapify, heappop, heappush
 from math import inf
+from typing import TypeVar
 
 MOST_ENGINES = 1024
 """Largest cluster."""
 LOW_FREENESS, HIGH_FREENESS = 8.0, 32.0
 """Blocks for each running sample: below the first an engine gives requests away, above the second it takes them."""
+URGENT_SHARE = 0.25
+"""Share of an engine's blocks beside which an urgent sample is to run: the rest is its headroom."""
+Sample = TypeVar("Sample")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,30 +29,146 @@ class EngineLoad:
     """Samples that wait for their first lease, or for another one."""
     wanted: int = 0
     """Blocks that the first of them needs."""
+    queued: int = 0
+    """Blocks that all of them need."""
+    urgent: int = 0
+    """Samples of a priority above the usual one (below 0)."""
     draining: bool = False
     alive: bool = True
 
+    @property
+    def headroom(self) -> int:
+        """Blocks that are to stay free for urgent samples, as if these used them."""
+        return int((1.0 - URGENT_SHARE) * self.blocks) if self.urgent else 0
+
+    @property
+    def takes(self) -> bool:
+        """Does it take requests?"""
+        return self.alive and not self.draining
+
+
+def urgent(priority: int) -> bool:
+    """Is this a priority above the usual one?"""
+    return priority < 0
+
 
 def freeness(load: EngineLoad) -> float:
-    """Blocks that are free for each sample, after what waits first has had its own: about the steps until one must
-    wait, in blocks. -inf for an engine that drains, by the request of infinite use that stands in it."""
-    if load.draining or not load.alive:
+    """Blocks that are free for each sample, after what waits first and the headroom of urgent ones have had their own:
+    about the steps until one must wait, in blocks. -inf for an engine that drains, by the request of infinite use that
+    stands in it."""
+    if not load.takes:
         return -inf
-    return (load.blocks - load.used - load.wanted) / max(1, load.running + load.waiting)
+    return _each(load.blocks - load.used - load.wanted - load.headroom, load)
 
 
-def place(loads: Sequence[EngineLoad]) -> str | None:
+def room_for_more(load: EngineLoad) -> float:
+    """As `freeness`, after all that waits: what a new request, which comes behind them, finds."""
+    if not load.takes:
+        return -inf
+    return _each(load.blocks - load.used - max(load.wanted, load.queued) - load.headroom, load)
+
+
+def _each(blocks: int, load: EngineLoad) -> float:
+    """What is free, for each sample; what is lacking, in all: more samples do not make an engine freer."""
+    return blocks / max(1, load.running + load.waiting) if blocks > 0 else float(blocks)
+
+
+class EngineRanking:
+    """The freest engine, kept while loads change: each change and each question take time by the logarithm of the
+    number of engines."""
+
+    def __init__(self, loads: Iterable[EngineLoad] = ()) -> None:
+        self._keys = {load.name: -room_for_more(load) for load in loads if load.takes}
+        self._heap = [(key, name) for name, key in self._keys.items()]
+        heapify(self._heap)
+
+    def tell(self, load: EngineLoad) -> None:
+        """An engine as it is now."""
+        if not load.takes:
+            self._keys.pop(load.name, None)
+            return
+        key = -room_for_more(load)
+        if self._keys.get(load.name) != key:
+            self._keys[load.name] = key
+            heappush(self._heap, (key, load.name))
+        if len(self._heap) > 64 + 4 * len(self._keys):
+            self._heap = [(key, name) for name, key in self._keys.items()]
+            heapify(self._heap)
+
+    def best(self) -> str | None:
+        """The freest; None where none takes any."""
+        while self._heap and self._keys.get(self._heap[0][1]) != self._heap[0][0]:
+            heappop(self._heap)
+        return self._heap[0][1] if self._heap else None
+
+
+def place(loads: Iterable[EngineLoad]) -> str | None:
     """The engine for a new request: the freest one. None where none takes any."""
-    taking = [each for each in loads if each.alive and not each.draining]
-    return max(taking, key=lambda each: (freeness(each), each.name)).name if taking else None
+    return EngineRanking(loads).best()
 
 
 def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:
     """(source, destination) of this round's migrations: the least free with the freest, the second with the second. One
-    that drains gives to any that takes; others give only where it helps."""
-    by = sorted((each for each in loads if each.alive), key=lambda each: (freeness(each), each.name))
-    sources = [each for each in by if freeness(each) < LOW_FREENESS and each.running + each.waiting > 0]
-    takers = [each for each in reversed(by) if not each.draining and each not in sources]
-    return [
-        (a.name, b.name) for a, b in zip(sources, takers) if a.draining or freeness(b) > HIGH_FREENESS
-    ]  # fmt: skip
+    that drains gives to any that takes; others give only where it helps. An engine whose first in the queue does not
+    fit is none too free, so that what is scattered over several engines becomes room on one."""
+    by = sorted(((freeness(each), each.name, each) for each in loads if each.alive), key=lambda it: it[:2])
+    sources = [each for free, _, each in by if free < LOW_FREENESS and each.running + each.waiting > 0]
+    giving = {each.name for each in sources}
+    takers = [(free, each) for free, _, each in reversed(by) if each.takes and each.name not in giving]
+    return [(a.name, b.name) for a, (free, b) in zip(sources, takers) if a.draining or free > HIGH_FREENESS]
+
+
+def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]]) -> Sample | None:
+    """Of (priority, tokens, sample) the one that leaves: least urgent first, then shortest. Urgent ones stay where only
+    their own headroom makes the engine less free."""
+    found = sorted(((-priority, tokens, n, it) for n, (priority, tokens, it) in enumerate(samples)), key=lambda t: t[:3])
+    if not found:
+        return None
+    crowded = _each(load.blocks - load.used - load.wanted, load) < LOW_FREENESS
+    return None if urgent(-found[0][0]) and not (load.draining or crowded) else found[0][3]
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRule:
+    """How many engines there should be: the mean freeness is to stay within `low` and `high`."""
+
+    low: float = 16.0
+    high: float = 64.0
+    patience_s: float = 10.0
+    """Seconds outside of them before the number changes by one."""
+    fewest: int = 1
+    most: int = MOST_ENGINES
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleState:
+    """Since when the mean freeness has been too low or too high; None: it is within."""
+
+    below: float | None = None
+    above: float | None = None
+
+
+def scaled(rule: ScaleRule, state: ScaleState, loads: Sequence[EngineLoad], coming: int, now: float) -> tuple[
+    ScaleState, int
+]:  # fmt: skip
+    """(state, engines to add: 1, 0 or -1) at a time in seconds. `coming`: engines that are being started."""
+    taking = [load for load in loads if load.takes]
+    count = len(taking) + coming
+    if count < rule.fewest:
+        return ScaleState(), 1
+    if not taking:
+        return state, 0
+    mean = sum(min(freeness(load), float(load.blocks)) for load in taking) / len(taking)
+    if mean < rule.low and count < rule.most:
+        below = now if state.below is None else state.below
+        return (ScaleState(), 1) if now - below >= rule.patience_s else (ScaleState(below=below), 0)
+    if mean > rule.high and count > rule.fewest and not coming:
+        above = now if state.above is None else state.above
+        return (ScaleState(), -1) if now - above >= rule.patience_s else (ScaleState(above=above), 0)
+    return ScaleState(), 0
+
+
+def spared(loads: Iterable[EngineLoad]) -> str | None:
+    """The engine that goes first where there are too many: that with the fewest samples."""
+    taking = [load for load in loads if load.takes]
+    return min(taking, key=lambda load: (load.running + load.waiting, load.name)).name if taking else None

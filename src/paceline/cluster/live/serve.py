@@ -85,7 +85,7 @@ def described(engines: Engines) -> dict[str, Any]:
     loads = {load.name: load for load in engines.loads()}
     each = [
         {
-            "name": name, "draining": now.draining, "samples": loads[name].running,
+            "name": name, "draining": now.draining, "samples": loads[name].running + loads[name].waiting,
             "freeness": None if now.draining else round(freeness(loads[name]), 2),
             "running": now.snapshot.running, "waiting": now.snapshot.waiting,
             "kv": {"blocks": now.snapshot.blocks, "used": now.snapshot.used, "cached": now.snapshot.cached},

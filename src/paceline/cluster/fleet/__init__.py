@@ -1,0 +1,1 @@
+"""A cluster in simulation: many engines on one virtual clock."""

@@ -1,0 +1,73 @@
+"""Many engines on one clock: nothing is lost, whoever dies or moves."""
+
+import random
+
+import pytest
+
+from paceline.cluster.fleet.simulate import Fleet, FleetJob, FleetPlan, simulate_fleet
+from paceline.cluster.fleet.twin import FleetShape
+from paceline.cluster.live.freeness import ScaleRule
+from paceline.core.errors import InputError
+
+SHAPE = FleetShape(blocks=60, message_s=0.004, start_s=0.5)
+
+
+def jobs(count: int, seed: int, rate: float = 6.0, priority: bool = False) -> list[FleetJob]:
+    """Bursts, and a few long ones."""
+    rng, now, made = random.Random(seed), 0.0, []
+    for n in range(count):
+        now += 0.0 if n % 5 else rng.expovariate(rate / 5)
+        long = rng.random() < 0.15
+        prompt, output = (rng.randrange(200, 400), rng.randrange(100, 250)) if long else (rng.randrange(8, 80), 12)
+        made.append(FleetJob(now, prompt, output, -1 if priority and n % 10 == 0 else 0))
+    return made
+
+
+def whole(fleet: Fleet, count: int) -> None:
+    """Every request has ended once with all of its tokens, and no engine holds anything."""
+    done = fleet.outcome
+    assert len(done.whole) == len(done.first) == count
+    assert all(len(r.output) == r.max_tokens and r.lease is None for r in fleet.requests.values())
+    for twin in fleet.twins.values():
+        assert not twin.desk.busy
+        twin.desk.cache.check_integrity()
+
+
+@pytest.mark.parametrize("dispatch", ["round-robin", "least-loaded", "freeness"])
+def test_all_are_answered(dispatch: str) -> None:
+    fleet = Fleet(jobs(40, 1), 3, SHAPE, FleetPlan(dispatch, migrates=False))  # type: ignore[arg-type]
+    fleet.run()
+    whole(fleet, 40)
+    assert fleet.outcome.moved == 0 and not fleet.moving
+
+
+def test_requests_move_and_engines_die() -> None:
+    """At every twentieth of a second one of three, while requests move."""
+    moved = 0
+    for seed in range(3):
+        deaths = {0.8 + 0.75 * i + 0.05 * seed: i for i in range(6)}
+        fleet = Fleet(jobs(50, seed, 8.0), 3, SHAPE, FleetPlan("round-robin", deaths=deaths))
+        fleet.run()
+        whole(fleet, 50)
+        moved += fleet.outcome.moved
+        assert fleet.outcome.lost == 6
+    assert moved > 0
+
+
+def test_equal_arguments_give_equal_outcomes() -> None:
+    plan = FleetPlan(deaths={1.0: 1})
+    assert simulate_fleet(jobs(30, 5), 3, SHAPE, plan) == simulate_fleet(jobs(30, 5), 3, SHAPE, plan)
+
+
+def test_the_number_of_engines_changes() -> None:
+    rule = ScaleRule(low=12, high=40, patience_s=0.5, most=5)
+    quiet = [FleetJob(30.0 + n, 20, 12) for n in range(12)]
+    fleet = Fleet([*jobs(50, 2, 12.0), *quiet], 1, SHAPE, FleetPlan(scale=rule))
+    fleet.run()
+    whole(fleet, 62)
+    assert fleet._started > 2 and len(fleet.twins) < fleet._started
+
+
+def test_what_no_engine_can_hold_is_refused() -> None:
+    with pytest.raises(InputError, match="at most 960 tokens"):
+        simulate_fleet([FleetJob(0.0, 900, 100)], 2, SHAPE)
