@@ -14,6 +14,7 @@ import zmq
 from paceline.core.errors import InputError
 from paceline.serve.kv_events import (
     LAST_NUMBER,
+    AllBlocksCleared,
     BlockRemoved,
     BlockStored,
     EventsConfig,
@@ -190,14 +191,31 @@ def test_switched_off() -> None:
     assert events_config("{}").on
 
 
-def test_too_many_events_become_a_cleared_cache() -> None:
+def test_after_too_many_events_the_cache_is_told_anew() -> None:
     """The publisher's thread has not begun: nothing is taken from the queue."""
-    events = KvEvents(EventsConfig(endpoint="inproc://full", max_queue_size=3))
-    for i in range(4):
-        events.stored(b"root", None, bytes([i]) * 16, [1])
-    assert [type(event).__name__ for event in events._taken()] == ["AllBlocksCleared"]
-    events.removed(bytes(16))
-    assert events._taken() == []
+    events, names = (
+        KvEvents(EventsConfig(endpoint="inproc://full", max_queue_size=6)),
+        [bytes([i]) * 16 for i in range(9)],
+    )
+    events.stored(b"root", None, names[0], [0])
+    events.stored(b"root", names[0], names[1], [1])
+    events.removed(names[0])
+    events.stored(b"root", None, names[0], [0])
+    events.stored(b"root", None, names[2], [2])
+    events.removed(names[2])
+    events.stored(b"root", None, names[3], [3])  # the seventh
+    cleared, chain, other = events._taken()
+    assert isinstance(cleared, AllBlocksCleared) and isinstance(chain, BlockStored) and isinstance(other, BlockStored)
+    assert (chain.block_hashes, chain.token_ids) == ([number(names[0]), number(names[1])], [0, 1]), "parents come first"
+    assert (other.block_hashes, other.parent_block_hash) == ([number(names[3])], None)
+    for i in range(4, 9):
+        events.stored(b"root", None, names[i], [i])
+    assert len(events._taken()) == 5
+    for i in range(7):
+        events.stored(b"root", None, bytes([32 + i]) * 16, [i])
+    assert len(events._taken()) == 3, "half of the queue at most: three blocks, of which two are one event"
+    events.removed(names[8])
+    assert events._taken() == [], "of the others nobody has been told"
     events.close()
 
 

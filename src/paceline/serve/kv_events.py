@@ -7,7 +7,8 @@ ROUTER socket repeats earlier batches from a number on; the last reply has the n
 
 import logging
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from threading import Event, Thread
 from time import time
 from typing import Literal
@@ -91,7 +92,8 @@ class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     hwm: int = 100_000
     """Messages that wait for a slow subscriber; further ones are lost to it, which the numbers show."""
     max_queue_size: int = 100_000
-    """Events that wait for the publisher. One more, and all are replaced by `AllBlocksCleared`."""
+    """Events that wait for the publisher. One more, and all are replaced by `AllBlocksCleared` and the blocks that are
+    cached then, as far as they fill half of this."""
     topic: str = ""
 
     @property
@@ -113,6 +115,15 @@ def events_config(text: str) -> EventsConfig:
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class CachedBlock:
+    """A block that subscribers have been told of."""
+
+    root: bytes
+    parent: bytes | None
+    tokens: list[int]
+
+
 class KvEvents:
     """Watcher of a pool of blocks, and publisher of what it sees, in a thread of its own: the engine never waits."""
 
@@ -120,7 +131,7 @@ class KvEvents:
         """Opens the sockets. InputError for an address that cannot be used."""
         self.config = config
         self._events: deque[BlockStored | BlockRemoved | AllBlocksCleared] = deque()
-        self._told, self._plain, self._block_size = set[bytes](), b"", 0
+        self._told, self._plain, self._block_size = dict[bytes, CachedBlock](), b"", 0
         self._sent: deque[tuple[int, bytes]] = deque()
         self._number = self._sent_bytes = 0
         self._more, self._ended = Event(), Event()
@@ -160,14 +171,19 @@ class KvEvents:
     # -- called by the engine's thread ---------------------------------------------------------------------------------
 
     def stored(self, root: bytes, parent: bytes | None, name: bytes, tokens: Sequence[int]) -> None:
-        self._told.add(name)
-        extra: list[list[str] | None] | None = None if root == self._plain else [[root.hex()]]
-        before = None if parent is None else number(parent)
-        self._put(BlockStored([number(name)], before, list(tokens), self._block_size, extra_keys=extra))
+        self._told.pop(name, None)
+        self._told[name] = CachedBlock(root, parent, list(tokens))
+        self._put(self._event(name))
+
+    def _event(self, name: bytes) -> BlockStored:
+        block = self._told[name]
+        extra: list[list[str] | None] | None = None if block.root == self._plain else [[block.root.hex()]]
+        before = None if block.parent is None else number(block.parent)
+        return BlockStored([number(name)], before, [*block.tokens], self._block_size, extra_keys=extra)
 
     def removed(self, name: bytes) -> None:
         if name in self._told:
-            self._told.discard(name)
+            del self._told[name]
             self._put(BlockRemoved([number(name)]))
 
     def cleared(self) -> None:
@@ -176,11 +192,14 @@ class KvEvents:
 
     def _put(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
         if len(self._events) >= self.config.max_queue_size:
-            log.warning("K/V events come faster than they are published; subscribers are told that the cache is empty.")
+            log.warning("K/V events come faster than they are published; subscribers are told the cache's state anew.")
             self._events.clear()
-            self._told.clear()
-            event = AllBlocksCleared()
-        self._events.append(event)
+            names = in_order(self._told)[: self.config.max_queue_size // 2]
+            self._told = {name: self._told[name] for name in names}
+            self._events.append(AllBlocksCleared())
+            self._events.extend(map(self._event, names))
+        else:
+            self._events.append(event)
         self._more.set()
 
     # -- its own thread ------------------------------------------------------------------------------------------------
@@ -255,6 +274,18 @@ class KvEvents:
             self._context.destroy(linger=0)
         else:
             self._thread.join(JOIN_S)
+
+
+def in_order(told: Mapping[bytes, CachedBlock]) -> list[bytes]:
+    """Names of blocks, each behind the one that it follows."""
+    out = dict[bytes, None]()
+    for name in told:
+        chain, at = list[bytes](), name
+        while at in told and at not in out:
+            chain.append(at)
+            at = told[at].parent or b""
+        out.update(dict.fromkeys(reversed(chain)))
+    return [*out]
 
 
 def number(name: bytes) -> int:

@@ -76,7 +76,7 @@ class Engines:
             self.facts = first
         except TimeoutError:
             link.kill()
-            raise EngineGoneError(f"{link.name} was not ready within {START_S:.0f} s") from None
+            raise EngineGoneError(f"{link.name} was not ready within {START_S:g} s") from None
         except BaseException:
             link.kill()
             raise

@@ -121,7 +121,9 @@ def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:
 def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]]) -> Sample | None:
     """Of (priority, tokens, sample) the one that leaves: least urgent first, then shortest. Urgent ones stay where only
     their own headroom makes the engine less free."""
-    found = sorted(((-priority, tokens, n, it) for n, (priority, tokens, it) in enumerate(samples)), key=lambda t: t[:3])
+    found = sorted(
+        ((-priority, tokens, n, it) for n, (priority, tokens, it) in enumerate(samples)), key=lambda t: t[:3]
+    )
     if not found:
         return None
     crowded = _each(load.blocks - load.used - load.wanted, load) < LOW_FREENESS
