@@ -2,9 +2,9 @@
 
     python bench/studies/heads.py TARGET METHOD=FOLDER... [--prompts FILE.jsonl] [--count 3] [--tokens 64] [--rounds 3]
 
-Each METHOD is a drafter's name, each FOLDER its trained head. In turn, for the same prompts: plain decoding, the drafter
-with one step a call (no run is allowed any time), and the drafter with runs as long as the planner likes. Greedy, so all
-texts must be equal. Printed are medians over rounds, least and most, and committed tokens a pass.
+Each METHOD names a drafter, each FOLDER its trained head. In turn, for the same prompts: plain decoding; the drafter
+in steps of one pass; the drafter in runs of as many passes as the planner likes. Decoding is greedy, so all texts must
+be equal. Printed are medians over rounds, least and most, and committed tokens a pass.
 """
 
 import argparse
@@ -28,7 +28,7 @@ def prompts_of(path: Path, count: int) -> list[str]:
 
 def once(llm: LLM, drafter: str, mode: str, prompts: list[str], tokens: int) -> tuple[float, float, list[list[int]]]:
     """Return tokens a second, committed tokens a pass and the texts of all prompts, one after another."""
-    llm.engine.desk.policy.patience = 0.0 if mode == STEPS else PATIENCE_MS / 1000
+    llm.engine.desk.policy.patience = 0.0 if mode == STEPS else PATIENCE_MS / 1000  # type: ignore[attr-defined]
     params = SamplingParams(
         temperature=0, max_tokens=tokens, ignore_eos=True, drafter="none" if mode == PLAIN else drafter,
         max_nodes=None if mode == PLAIN else WIDTH_NODES,

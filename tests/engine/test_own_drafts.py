@@ -127,7 +127,7 @@ def test_a_head_of_its_own(at: dict[str, Path], tmp_path: Path, kind: str, form:
         with LLM(at["base"], head, drafter, lora={"a": at["a"], "b": at["b"]}, **more) as llm:
             alone = [judged(llm, wish)[0] for wish in wishes]
             seen[head] = [(request.output, request.stats.accepted) for request in alone]
-    lora = {"a": f"{at['a']},draft={second}", "b": at["b"]}
+    lora: dict[str, str | Path] = {"a": f"{at['a']},draft={second}", "b": at["b"]}
     with LLM(at["base"], first, drafter, lora=lora, **more) as llm:
         adapters, pool = llm.engine.session.adapters, llm.engine.drafters
         alone = [judged(llm, wish)[0] for wish in wishes]
@@ -162,7 +162,7 @@ def test_a_head_of_its_own_drafts_within_runs(at: dict[str, Path], tmp_path: Pat
 
 def test_another_draft_is_another_version(at: dict[str, Path]) -> None:
     """K/V of the draft is kept under the digest of both; a parked request needs both."""
-    lora = {"a": f"{at['a']},draft={at['a']}", "b": f"{at['a']},draft={at['b']}", "c": at["a"]}
+    lora: dict[str, str | Path] = {"a": f"{at['a']},draft={at['a']}", "b": f"{at['a']},draft={at['b']}", "c": at["a"]}
     with LLM(at["base"], at["base"], "model", dtype="float32", max_loras=1, lora=lora, **DRAFTING) as llm:
         made = llm.engine.session.adapters
         assert len({made.named[name].digest for name in "abc"}) == 3

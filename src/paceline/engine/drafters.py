@@ -315,8 +315,8 @@ class DrafterPool:
         return asks
 
     def _proposer(self, plan: Plan, asks: dict[str, list[Ask]]) -> tuple[bool, str | None, Proposer | None]:
-        """Is the step a run, and who drafts in it with what? A drafter without a proposer is asked for drafts, for one
-        pass, and so are two of one kind: that of an adapter's own head beside that of the head of all."""
+        """Decide whether the step is a run, who drafts in it and with what. A drafter without a proposer drafts for one
+        pass, and so do two of one kind: the drafter of an adapter's own head next to that of the head of all."""
         if plan.passes == 1 or plan.drafter is None:
             return plan.passes > 1, plan.drafter, None
         name, *others = (name for name, each in asks.items() if any(ask.item.nodes for ask in each))
