@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from paceline.cluster.fleet.simulate import Fleet, FleetJob, FleetPlan, simulate_fleet
+from paceline.cluster.fleet.simulate import FleetJob, FleetPlan, FleetRun, simulate_fleet
 from paceline.cluster.fleet.twin import FleetShape
 from paceline.cluster.live.freeness import ScaleRule
 from paceline.core.errors import InputError
@@ -23,7 +23,7 @@ def jobs(count: int, seed: int, rate: float = 6.0, priority: bool = False) -> li
     return made
 
 
-def whole(fleet: Fleet, count: int) -> None:
+def whole(fleet: FleetRun, count: int) -> None:
     """Every request has ended once with all of its tokens, and no engine holds anything."""
     done = fleet.outcome
     assert len(done.whole) == len(done.first) == count
@@ -35,7 +35,7 @@ def whole(fleet: Fleet, count: int) -> None:
 
 @pytest.mark.parametrize("dispatch", ["round-robin", "least-loaded", "freeness"])
 def test_all_are_answered(dispatch: str) -> None:
-    fleet = Fleet(jobs(40, 1), 3, SHAPE, FleetPlan(dispatch, migrates=False))  # type: ignore[arg-type]
+    fleet = FleetRun(jobs(40, 1), 3, SHAPE, FleetPlan(dispatch, migrates=False))  # type: ignore[arg-type]
     fleet.run()
     whole(fleet, 40)
     assert fleet.outcome.moved == 0 and not fleet.moving
@@ -46,7 +46,7 @@ def test_requests_move_and_engines_die() -> None:
     moved = 0
     for seed in range(3):
         deaths = {0.8 + 0.75 * i + 0.05 * seed: i for i in range(6)}
-        fleet = Fleet(jobs(50, seed, 8.0), 3, SHAPE, FleetPlan("round-robin", deaths=deaths))
+        fleet = FleetRun(jobs(50, seed, 8.0), 3, SHAPE, FleetPlan("round-robin", deaths=deaths))
         fleet.run()
         whole(fleet, 50)
         moved += fleet.outcome.moved
@@ -62,7 +62,7 @@ def test_equal_arguments_give_equal_outcomes() -> None:
 def test_the_number_of_engines_changes() -> None:
     rule = ScaleRule(low=12, high=40, patience_s=0.5, most=5)
     quiet = [FleetJob(30.0 + n, 20, 12) for n in range(12)]
-    fleet = Fleet([*jobs(50, 2, 12.0), *quiet], 1, SHAPE, FleetPlan(scale=rule))
+    fleet = FleetRun([*jobs(50, 2, 12.0), *quiet], 1, SHAPE, FleetPlan(scale=rule))
     fleet.run()
     whole(fleet, 62)
     assert fleet._started > 2 and len(fleet.twins) < fleet._started

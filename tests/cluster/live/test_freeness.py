@@ -72,6 +72,7 @@ def test_an_urgent_sample_has_headroom() -> None:
     plain, pressed = load("a", 20, 2), load("b", 20, 2, urgent=1)
     assert freeness(plain) == 40 and freeness(pressed) == 2.5
     assert place([plain, pressed]) == "a"
+    assert place([plain, load("b", 10, 2, urgent=1)], pressing=True) == "b", "it is there for other urgent ones"
     assert pairs([pressed, load("c", 0, 0)]) == [("b", "c")]
 
 

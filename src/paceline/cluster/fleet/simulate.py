@@ -15,6 +15,7 @@ from paceline.cluster.live.freeness import (
     pairs,
     scaled,
     spared,
+    urgent,
     victim,
 )
 from paceline.core.errors import InputError
@@ -73,7 +74,7 @@ class FleetOutcome:
     """Seconds for which a request that moved belonged to no engine's step."""
 
 
-class Fleet:
+class FleetRun:
     """One run."""
 
     def __init__(self, jobs: Sequence[FleetJob], engines: int, shape: FleetShape, plan: FleetPlan) -> None:
@@ -83,7 +84,8 @@ class Fleet:
             raise InputError(f"A fleet has at least 1 engine, and each request at most {most} tokens.")
         self.jobs, self.shape, self.plan, self.now = jobs, shape, plan, 0.0
         self.twins: dict[str, FleetTwin] = {}
-        self.outcome, self.ranking = FleetOutcome(), EngineRanking()
+        self.outcome = FleetOutcome()
+        self.rankings = {pressing: EngineRanking(pressing=pressing) for pressing in (False, True)}
         self.requests = dict[int, Request]()
         self.at = dict[int, FleetTwin]()
         """{request: the engine that has it}"""
@@ -158,7 +160,9 @@ class Fleet:
 
     def _tell(self, twin: FleetTwin) -> None:
         if self.plan.dispatch == "freeness":
-            self.ranking.tell(twin.load())
+            load = twin.load()
+            for ranking in self.rankings.values():
+                ranking.tell(load)
 
     # -- requests ------------------------------------------------------------------------------------------------------
 
@@ -170,11 +174,11 @@ class Fleet:
         )
         self._place(request)
 
-    def _choose(self) -> FleetTwin | None:
+    def _choose(self, request: Request) -> FleetTwin | None:
         taking = None
         match self.plan.dispatch:
             case "freeness":
-                taking = self.ranking.best()
+                taking = self.rankings[urgent(request.params.priority)].best()
             case "round-robin":
                 names = [name for name, twin in self.twins.items() if not twin.draining]
                 taking = names[self._turn % len(names)] if names else None
@@ -186,7 +190,7 @@ class Fleet:
 
     def _place(self, request: Request) -> None:
         """A request goes to an engine, without K/V."""
-        twin = self._choose()
+        twin = self._choose(request)
         if twin is None:
             self._idle.append(request)
             return
@@ -269,7 +273,7 @@ class Fleet:
 class FleetMove:
     """A hand-over under way, by the machine that moves requests between real engines."""
 
-    def __init__(self, fleet: Fleet, request: Request, source: FleetTwin, to: FleetTwin) -> None:
+    def __init__(self, fleet: FleetRun, request: Request, source: FleetTwin, to: FleetTwin) -> None:
         self.fleet, self.request, self.source, self.to = fleet, request, source, to
         fleet._count += 1
         self.number, self.rows, self.left_at = fleet._count, 0, 0.0
@@ -370,4 +374,4 @@ def simulate_fleet(
     jobs: Sequence[FleetJob], engines: int, shape: FleetShape | None = None, plan: FleetPlan | None = None
 ) -> FleetOutcome:
     """What becomes of a trace."""
-    return Fleet(jobs, engines, shape or FleetShape(), plan or FleetPlan()).run()
+    return FleetRun(jobs, engines, shape or FleetShape(), plan or FleetPlan()).run()

@@ -106,10 +106,10 @@ class Engines:
             for name, state in self.states.items()
         ]
 
-    async def freest(self) -> EngineLink:
-        """The engine for a new request. Raises RuntimeError when none takes any for a while."""
+    async def freest(self, pressing: bool = False) -> EngineLink:
+        """The engine for a new request, which may be urgent. Raises RuntimeError when none takes any for a while."""
         until = monotonic() + NO_LINK_S
-        while (name := place(self.loads())) is None:
+        while (name := place(self.loads(), pressing)) is None:
             self._change.clear()
             try:
                 await asyncio.wait_for(self._change.wait(), max(0.0, until - monotonic()))

@@ -61,11 +61,12 @@ def freeness(load: EngineLoad) -> float:
     return _each(load.blocks - load.used - load.wanted - load.headroom, load)
 
 
-def room_for_more(load: EngineLoad) -> float:
-    """As `freeness`, after all that waits: what a new request, which comes behind them, finds."""
+def room_for_more(load: EngineLoad, pressing: bool = False) -> float:
+    """As `freeness`, after all that waits: what a new request, which comes behind them, finds. `pressing`: it is
+    urgent, and the headroom of the urgent is its own, too."""
     if not load.takes:
         return -inf
-    return _each(load.blocks - load.used - max(load.wanted, load.queued) - load.headroom, load)
+    return _each(load.blocks - load.used - max(load.wanted, load.queued) - (0 if pressing else load.headroom), load)
 
 
 def _each(blocks: int, load: EngineLoad) -> float:
@@ -77,8 +78,10 @@ class EngineRanking:
     """The freest engine, kept while loads change: each change and each question take time by the logarithm of the
     number of engines."""
 
-    def __init__(self, loads: Iterable[EngineLoad] = ()) -> None:
-        self._keys = {load.name: -room_for_more(load) for load in loads if load.takes}
+    def __init__(self, loads: Iterable[EngineLoad] = (), pressing: bool = False) -> None:
+        """`pressing`: for urgent requests."""
+        self._pressing = pressing
+        self._keys = {load.name: -room_for_more(load, pressing) for load in loads if load.takes}
         self._heap = [(key, name) for name, key in self._keys.items()]
         heapify(self._heap)
 
@@ -87,7 +90,7 @@ class EngineRanking:
         if not load.takes:
             self._keys.pop(load.name, None)
             return
-        key = -room_for_more(load)
+        key = -room_for_more(load, self._pressing)
         if self._keys.get(load.name) != key:
             self._keys[load.name] = key
             heappush(self._heap, (key, load.name))
@@ -102,9 +105,9 @@ class EngineRanking:
         return self._heap[0][1] if self._heap else None
 
 
-def place(loads: Iterable[EngineLoad]) -> str | None:
-    """The engine for a new request: the freest one. None where none takes any."""
-    return EngineRanking(loads).best()
+def place(loads: Iterable[EngineLoad], pressing: bool = False) -> str | None:
+    """The engine for a new request, which may be urgent: the freest one. None where none takes any."""
+    return EngineRanking(loads, pressing).best()
 
 
 def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from paceline.cluster.live.freeness import urgent
 from paceline.cluster.live.messages import (
     EngineGoneError,
     EngineLink,
@@ -76,7 +77,7 @@ class Voyages:
         """The samples of a prompt, on the freest engine. Raises the PacelineError of the engine."""
         losses = 0
         while True:
-            link = await self.engines.freest()
+            link = await self.engines.freest(urgent(opening.params.priority))
             key = uuid4().hex
             try:
                 stream = link.open(key, opening)
