@@ -117,7 +117,7 @@ def events_config(text: str) -> EventsConfig:
 
 @dataclass(frozen=True, slots=True)
 class CachedBlock:
-    """A block that subscribers have been told of."""
+    """Block of the cache that has been announced."""
 
     root: bytes
     parent: bytes | None

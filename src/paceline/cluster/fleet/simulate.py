@@ -42,12 +42,12 @@ class FleetJob:
 
 @dataclass(frozen=True, slots=True)
 class FleetPlan:
-    """Who decides how."""
+    """Policies of a run."""
 
     dispatch: Dispatch = "freeness"
     migrates: bool = True
     headroom: bool = True
-    """Are urgent requests told from others, by the engines' queues and the policies?"""
+    """Are urgent requests distinguished from others by the engines' queues and the policies?"""
     scale: ScaleRule | None = None
     deaths: Mapping[float, int] = field(default_factory=dict)
     """{second: place of the engine that dies then}; a new one is started for it."""
@@ -55,7 +55,7 @@ class FleetPlan:
 
 @dataclass(slots=True)
 class FleetOutcome:
-    """What became of a trace."""
+    """Result of a run."""
 
     first: dict[int, float] = field(default_factory=dict)
     """{job: seconds to its first token}"""

@@ -53,7 +53,7 @@ class FleetTwin:
         self.desk = Desk(cache, made, Planner(table.decide, shape.row_budget), table, shape.max_requests)
         self.alive, self.draining, self.stepping = True, False, False
         self.after_step: list[Callable[[], None]] = []
-        """What waits for the end of the step that runs."""
+        """Callbacks for the end of the step that runs."""
         self._txns: list[Txn] = []
 
     def load(self) -> EngineLoad:

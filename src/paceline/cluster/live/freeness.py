@@ -12,7 +12,7 @@ MOST_ENGINES = 1024
 LOW_FREENESS, HIGH_FREENESS = 8.0, 32.0
 """Blocks for each running sample: below the first an engine gives requests away, above the second it takes them."""
 URGENT_SHARE = 0.25
-"""Share of an engine's blocks beside which an urgent sample is to run: the rest is its headroom."""
+"""Share of an engine's blocks that may be used where an urgent sample runs: the rest is its headroom."""
 Sample = TypeVar("Sample")
 
 
@@ -135,7 +135,7 @@ def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]]) -> Samp
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """How many engines there should be: the mean freeness is to stay within `low` and `high`."""
+    """Thresholds for the number of engines: the mean freeness is to stay within `low` and `high`."""
 
     low: float = 16.0
     high: float = 64.0
