@@ -1,4 +1,4 @@
-"""Many engines on one clock: nothing is lost, whoever dies or moves."""
+"""Many engines on one clock: nothing is lost when engines die and requests move."""
 
 import random
 
