@@ -139,7 +139,7 @@ def refused(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> A
         return ApiError(
             400, f"{name} has {size} characters, but it may have at most {MAX_LABEL_CHARS}; shorten it.", param=name
         )
-    want = expected(name, model) or KINDS.get(kind) or fault["msg"].removeprefix("Input should be ")
+    want = expected(name, model) or WANTED_KINDS.get(kind) or fault["msg"].removeprefix("Input should be ")
     return ApiError(400, f"{name} is {brief(fault['input'])}, but it must be {want}.", param=name)
 
 
@@ -156,7 +156,7 @@ def written(place: Sequence[str | int]) -> str:
     return name
 
 
-KINDS = {
+WANTED_KINDS = {
     "string_type": "a text", "list_type": "a list", "dict_type": "an object", "model_type": "an object",
     "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "too_short": "not empty",
     "string_too_short": "not empty",

@@ -237,7 +237,7 @@ class OllamaAnswer:
     """Kinds of the tools that are not served."""
     calls: list[dict[str, str]] = field(default_factory=list)
     rated: list[dict[str, Any]] = field(default_factory=list)
-    """Tokens with their log-probabilities that no line has told yet."""
+    """Tokens with their log-probabilities, for the next line."""
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         async for chunks in self.generation.news():

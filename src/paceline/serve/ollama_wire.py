@@ -107,7 +107,7 @@ class OllamaRequest(Wire):
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format}}
 
     def made(self, model: type[Wished], values: dict[str, Any]) -> Wished:
-        """A request of this server with these values and the options; a fault is told by the name that the client
+        """A request of this server with these values and the options; a fault has the name that the client
         gave."""
         try:
             return validated(model, {**self.sampling(), **values})

@@ -139,8 +139,6 @@ USAGE = re.compile(
 )
 """What programs say on standard error of options that they do not take."""
 DRY_S = 5
-RANDOM_DRAWS = 6
-"""Random combinations drawn for each that is to be used: the target refuses some."""
 
 
 async def dry(plan: FuzzPlan, target: bytes | Path) -> tuple[FuzzPlan, dict[FuzzCommand, str]]:
@@ -231,18 +229,6 @@ def random_plan(manual: Manual, count: int, seed: int) -> FuzzPlan:
         options = [o for key in risky.options if (o := manual.option(key))]
         commands.append(command(options, {o.key: draw.choice(GUESSES) for o in options if o.value}))
     return FuzzPlan(manual.program, tuple(commands), distinct(DEFAULT_SEEDS))
-
-
-async def random_usable(manual: Manual, count: int, seed: int, target: bytes | Path) -> FuzzPlan:
-    """Random combinations that the target does not refuse: as many as the model's, if so many are drawn."""
-    pool = random_plan(manual, RANDOM_DRAWS * count, seed)
-    kept: list[FuzzCommand] = []
-    for at in range(0, len(pool.commands), count):
-        part, _ = await dry(replace(pool, commands=pool.commands[at : at + count]), target)
-        kept += part.commands
-        if len(kept) >= count:
-            break
-    return replace(pool, commands=tuple(kept[:count] or pool.commands[:count]))
 
 
 @dataclass(slots=True)

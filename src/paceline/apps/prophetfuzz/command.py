@@ -29,7 +29,7 @@ from .campaign import (
     default_plan,
     dry,
     fuzz,
-    random_usable,
+    random_plan,
 )
 from .combine import Risky, predict
 from .constraints import Constraints, extract
@@ -179,7 +179,7 @@ def compare(
             count = max(1, len(usable.commands))
             plans = {
                 "no options": [default_plan(manual.program)],
-                "without the model": [await random_usable(manual, count, seed, target) for seed in range(seeds)],
+                "without the model": [random_plan(manual, count, seed) for seed in range(seeds)],
                 "predicted": [usable],
             }
             if not usable.commands:
