@@ -66,20 +66,37 @@ def test_it_drafts_for_its_adapter_alone(at: dict[str, Path], form: dict[str, An
 
 
 @pytest.mark.parametrize("drafter", ["model", "topk", "dyspec"])
-def test_native_calls_leave_it_to_passes(at: dict[str, Path], monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
-    """A chain or a tree in one call has an adapter in its first pass alone."""
+def test_native_calls_have_it_in_each_pass(at: dict[str, Path], monkeypatch: pytest.MonkeyPatch, drafter: str) -> None:
+    """A chain or a tree in one call, by itself and within a run, drafts as passes one by one do."""
     lora = {"a": f"{at['a']},draft={at['a']}"}
-    wish = replace(GREEDY, adapter="a", drafter=drafter)
-    with LLM(at["base"], at["base"], drafter, lora=lora, **DRAFTING) as llm:
-        if not llm.engine.model.packing.native:  # type: ignore[attr-defined]
-            pytest.skip("there is no native decoder here")
-        [found] = judged(llm, wish)
-        monkeypatch.setattr(ModelDrafter, "_chains", lambda self, growing: None)
-        monkeypatch.setattr(DySpec, "table", lambda self, proposer: None)
-        [want] = judged(llm, wish)
-    assert (found.output, found.stats.drafted, found.stats.accepted) == (
-        want.output, want.stats.drafted, want.stats.accepted
-    )  # fmt: skip
+    wish, found = replace(GREEDY, adapter="a", drafter=drafter), []
+    for form in ({}, {"length": "goodput"}):
+        with LLM(at["base"], at["base"], drafter, lora=lora, **{**DRAFTING, **form}) as llm:
+            model, runs = llm.engine.model, 0
+            if not model.packing.native:  # type: ignore[attr-defined]
+                pytest.skip("there is no native decoder here")
+            run = model.run  # type: ignore[attr-defined]
+
+            def counted(*args: Any, run: Any = run) -> Any:
+                nonlocal runs
+                runs += 1
+                return run(*args)
+
+            if form:
+                llm.engine.desk.policy.patience = 1e9  # type: ignore[attr-defined]
+            monkeypatch.setattr(model, "run", counted)
+            found += judged(llm, wish)
+            assert bool(runs) == bool(form)
+            if not form:
+                with monkeypatch.context() as patch:
+                    patch.setattr(ModelDrafter, "_chains", lambda self, growing: None)
+                    patch.setattr(DySpec, "table", lambda self, proposer: None)
+                    found += judged(llm, wish)
+    by_passes, in_one_call, in_runs = found[1], found[0], found[2]
+    assert in_one_call.output == by_passes.output == in_runs.output
+    assert in_one_call.stats.accepted == by_passes.stats.accepted == in_runs.stats.accepted > 0
+    assert in_one_call.stats.drafted == by_passes.stats.drafted
+    assert drafter != "model" or in_runs.stats.accepted == in_runs.stats.drafted
 
 
 def test_the_text_is_that_of_merged_weights_under_every_drafter(at: dict[str, Path], tmp_path: Path) -> None:
@@ -93,8 +110,9 @@ def test_the_text_is_that_of_merged_weights_under_every_drafter(at: dict[str, Pa
         assert not under_all_drafters(llm, {"a": merged, "": plain, "same": merged, "none": merged})
 
 
+@pytest.mark.parametrize("form", [{"dtype": "float32"}, {}])
 @pytest.mark.parametrize("kind", ["medusa", "medusa, own head", "hydra"])
-def test_a_head_of_its_own(at: dict[str, Path], tmp_path: Path, kind: str) -> None:
+def test_a_head_of_its_own(at: dict[str, Path], tmp_path: Path, kind: str, form: dict[str, Any]) -> None:
     """Requests of the adapter are drafted by its head, others by the head of all: as where each is the head of all."""
     first, second = tmp_path / "first", tmp_path / "second"
     shaken(KINDS[kind]).save(first)
@@ -103,13 +121,13 @@ def test_a_head_of_its_own(at: dict[str, Path], tmp_path: Path, kind: str) -> No
     save_file({name: weight.flip(0).contiguous() for name, weight in weights.items()}, second / "model.safetensors")
     drafter = kind.partition(",")[0]
     wishes = [replace(p, adapter=name, drafter=drafter) for name in ("", "a", "b") for p in (GREEDY, DRAWN)]
-    more: dict[str, Any] = {"dtype": "float32", **DRAFTING}
+    more: dict[str, Any] = {**form, **DRAFTING}
     seen: dict[Path, list[tuple[list[int], int]]] = {}
     for head in (first, second):
         with LLM(at["base"], head, drafter, lora={"a": at["a"], "b": at["b"]}, **more) as llm:
             alone = [judged(llm, wish)[0] for wish in wishes]
             seen[head] = [(request.output, request.stats.accepted) for request in alone]
-    lora = {"a": f"{at['a']},draft={second}", "b": at["b"]}
+    lora: dict[str, str | Path] = {"a": f"{at['a']},draft={second}", "b": at["b"]}
     with LLM(at["base"], first, drafter, lora=lora, **more) as llm:
         adapters, pool = llm.engine.session.adapters, llm.engine.drafters
         alone = [judged(llm, wish)[0] for wish in wishes]
@@ -125,9 +143,26 @@ def test_a_head_of_its_own(at: dict[str, Path], tmp_path: Path, kind: str) -> No
         assert len(made) == 1, "the drafter of the head went with it"
 
 
+def test_a_head_of_its_own_drafts_within_runs(at: dict[str, Path], tmp_path: Path) -> None:
+    """Alone in runs; beside requests that another head drafts for in single passes, and nothing fails."""
+    first, second = (tmp_path / name for name in ("first", "second"))
+    for head in (first, second):
+        shaken(KINDS["medusa"]).save(head)
+    lora = {"a": f"{at['a']},draft={second}"}
+    wishes = [replace(GREEDY, adapter=name, drafter="medusa") for name in ("", "a")]
+    with LLM(at["base"], first, "medusa", lora=lora, **{**DRAFTING, "length": "goodput"}) as llm:
+        llm.engine.desk.policy.patience = 1e9  # type: ignore[attr-defined]
+        alone = [judged(llm, wish)[0] for wish in wishes]
+        beside = judged(llm, *wishes)
+        plain = judged(llm, *(replace(wish, drafter="none") for wish in wishes))
+        assert not llm.engine.drafters.errors
+    assert [it.output for it in alone] == [it.output for it in beside] == [it.output for it in plain]
+    assert all(it.stats.drafted for it in (*alone, *beside))
+
+
 def test_another_draft_is_another_version(at: dict[str, Path]) -> None:
     """K/V of the draft is kept under the digest of both; a parked request needs both."""
-    lora = {"a": f"{at['a']},draft={at['a']}", "b": f"{at['a']},draft={at['b']}", "c": at["a"]}
+    lora: dict[str, str | Path] = {"a": f"{at['a']},draft={at['a']}", "b": f"{at['a']},draft={at['b']}", "c": at["a"]}
     with LLM(at["base"], at["base"], "model", dtype="float32", max_loras=1, lora=lora, **DRAFTING) as llm:
         made = llm.engine.session.adapters
         assert len({made.named[name].digest for name in "abc"}) == 3

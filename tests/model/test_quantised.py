@@ -281,6 +281,12 @@ REFUSED: list[tuple[Any, list[str]]] = [
     (ct("nvfp4-pack-quantized", 4, "float"), ["nvfp4-pack-quantized", "int-quantized"]),
     (ct("pack-quantized", 2), ["num_bits is 2"]),
     ({"quant_method": "compressed-tensors", "config_groups": {}}, ["several kinds"]),
+    (g(4, "128"), ["group_size is '128'", "whole number"]),  # type: ignore[arg-type]
+    (ct("pack-quantized", 4, "float"), ["pack-quantized (float)"]),
+    (
+        ct("pack-quantized", 4) | {"config_groups": {n: {"weights": {"num_bits": 4}, "format": n} for n in "ab"}},
+        ["several formats (a, b)"],
+    ),
 ]
 
 
@@ -305,6 +311,8 @@ def test_what_cannot_be_kept_is_refused_by_name(settings: Any, named: list[str],
         ("ct-int8", "weight_scale", lambda it: None),
         ("fp8-blocks", "weight_scale_inv", lambda it: it[:1, :2]),
         ("ct-mxfp4", "weight_scale", lambda it: it[1:]),
+        ("ct-int8", "weight_scale", lambda it: it[::2].view(-1, 2)),
+        ("gptq-4-64-act", "g_idx", lambda it: None),
     ],
 )
 def test_a_damaged_layer_is_named(name: str, member: str, changed: Callable[[Tensor], Any], tmp_path: Path) -> None:
@@ -318,3 +326,31 @@ def test_a_damaged_layer_is_named(name: str, member: str, changed: Callable[[Ten
     with pytest.raises(CheckpointError) as caught:
         load_model(small)
     assert "q_proj" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "weights", "named"),
+    [
+        ("ct-4-64-act", {"group_size": 96}, "groups of 96"),
+        ("ct-4-32", {"group_size": 128}, "groups of 128"),
+        ("ct-4-32", {"symmetric": False}, "weight_zero_point"),
+        ("ct-4-32", {"actorder": "group"}, "weight_g_idx"),
+        ("ct-int8", {"symmetric": False}, "weight_zero_point"),
+        ("gptq-4-64-zeros", {"group_size": 96}, "groups of 96"),
+        ("awq-128", {"group_size": 96}, "groups of 96"),
+    ],
+)
+def test_settings_that_the_members_contradict_are_refused(
+    name: str, weights: dict[str, Any], named: str, tmp_path: Path
+) -> None:
+    """Groups that do not divide a row, or a member that the settings promise and that is missing."""
+    small, _ = checkpoints(tmp_path, name)
+    settings = CASES[name][0]
+    if "config_groups" in settings:
+        changed = ct(settings["format"], settings["config_groups"]["group_0"]["weights"]["num_bits"], **weights)
+    else:
+        changed = settings | weights
+    edit(small, quantization_config=changed)
+    with pytest.raises(CheckpointError) as caught:
+        load_model(small)
+    assert named in str(caught.value) and "proj" in str(caught.value) and "\n" not in str(caught.value)

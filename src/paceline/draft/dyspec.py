@@ -25,7 +25,7 @@ from paceline.core.plan import Item, MinChance
 from paceline.core.proposer import ProposerTable
 from paceline.draft import DRAFTERS, Host
 from paceline.draft.apart import Apart
-from paceline.draft.model import SHARP, Chains, adapted, lacking
+from paceline.draft.model import SHARP, Chains, lacking
 from paceline.draft.one_round import Opening, one_round
 from paceline.draft.tree import Draws, Laws, Tree, TreeDrafter, TreeProposer, offers
 from paceline.native.structs import CTrees, addresses, integers_in, reals_in
@@ -201,8 +201,6 @@ class DySpec(TreeDrafter):
         left, warm, openings = self.chunk, list[Tree](), list[Opening]()
         for tree in trees:
             item, x = tree.ask.item, self.sampler.temperature(tree.ask.request)
-            if adapted(self.model, tree.ask.request):
-                continue
             if tree.fresh and tree.law is Law.POINT and x is not None and tree.known - tree.reach <= left:
                 left -= tree.known - tree.reach
                 warm.append(tree)

@@ -18,7 +18,6 @@ from paceline.core.plan import MinChance
 from paceline.core.program import WHOLE, Program
 from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers
-from paceline.core.request import Request
 from paceline.core.rows import Rows, RowsBuilder
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host, View
 from paceline.draft.apart import Apart
@@ -207,8 +206,7 @@ class ModelDrafter:
         left, warm = self.chunk, []
         for g in growing:
             t = self.sampler.temperature(g.ask.request)
-            law = g.ask.law is not Law.SAMPLED and not adapted(self.model, g.ask.request)
-            if g.live and law and t is not None and g.known - g.reach <= left:
+            if g.live and g.ask.law is not Law.SAMPLED and t is not None and g.known - g.reach <= left:
                 left -= g.known - g.reach
                 warm.append((g, t))
         if self.chain is None or not warm:
@@ -377,12 +375,6 @@ class ChainProposer:
                 g.reach, g.in_run = rows, True
 
         return ProposerTable("paceline_chains", state, (held, nodes, least, reach), done)
-
-
-def adapted(model: Model, request: Request) -> bool:
-    """Has the draft model an adapter for this request? A draft in one call has it in its first pass alone."""
-    table = getattr(model, "adapters", None)
-    return table is not None and request.adapter_slot in table.bytes
 
 
 class Behind(Protocol):

@@ -132,8 +132,8 @@ class Adapters:
         return name in self.named or (self.zoo is not None and name in self.zoo.models)
 
     def parts(self, digest: str) -> bool:
-        """Has what has this digest layers or a draft of its own?"""
-        return any(it.digest == digest for it in self._all() if isinstance(it.path, tuple) or it.draft is not None)
+        """Say whether what has this digest has layers of its own."""
+        return any(it.digest == digest for it in self._all() if isinstance(it.path, tuple))
 
     def _all(self) -> tuple[LoadedAdapter, ...]:
         return *self.named.values(), *self.leaving

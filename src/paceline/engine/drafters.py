@@ -195,7 +195,7 @@ class DrafterPool:
         """The drafts of a step; in a run, of those alone that only catch up, and the proposer of the others."""
         self.seconds = {}
         items, asks = plan.items, self._asks(plan.items, txns)
-        run, proposer = self._proposer(plan, asks)
+        run, runner, proposer = self._proposer(plan, asks)
         if plan.passes > 1 and not run:  # one pass, and no more rows than are reserved for the run's chains
             items = [item._replace(nodes=min(item.nodes, item.reserved(plan.passes))) for item in items]
             asks = self._asks(items, txns)
@@ -217,7 +217,7 @@ class DrafterPool:
         rows = self._drafted(items, parts.values())
         forest = join(given, [*parts.values()], rows, [item.depth for item in plan.items])
         entries = entered(plan, forest, [*parts.values()])
-        drafts = Drafts(asks, forest, [*parts], run, proposer, plan.drafter, entries, forests)
+        drafts = Drafts(asks, forest, [*parts], run, proposer, runner, entries, forests)
         drafts.exit = max((self.cards[kind(name)].exit for name in self._ahead(drafts)), default=0.0)
         return drafts
 
@@ -314,18 +314,21 @@ class DrafterPool:
                     asks.setdefault(self.whose(keeper, item.request), []).append(ask)
         return asks
 
-    def _proposer(self, plan: Plan, asks: dict[str, list[Ask]]) -> tuple[bool, Proposer | None]:
-        """Is the step a run, and what drafts in it? A drafter without a proposer is asked for drafts, for one pass."""
-        name = plan.drafter
-        if plan.passes == 1 or name is None:
-            return plan.passes > 1, None
+    def _proposer(self, plan: Plan, asks: dict[str, list[Ask]]) -> tuple[bool, str | None, Proposer | None]:
+        """Decide whether the step is a run, who drafts in it and with what. A drafter without a proposer drafts for one
+        pass, and so do two of one kind: the drafter of an adapter's own head next to that of the head of all."""
+        if plan.passes == 1 or plan.drafter is None:
+            return plan.passes > 1, plan.drafter, None
+        name, *others = (name for name, each in asks.items() if any(ask.item.nodes for ask in each))
+        if others:
+            return False, None, None
         mine = [ask for ask in asks[name] if ask.item.nodes]
         try:
             proposer = cast(Running, self.drafter(name)).propose(mine, self._view(name, mine))
         except Exception as error:
             self._disown(name, asks.pop(name), error)
-            return True, None
-        return proposer is not None, proposer
+            return True, name, None
+        return proposer is not None, name, proposer
 
     @staticmethod
     def _drafted(items: Sequence[Item], parts: Collection[Forest]) -> list[int]:

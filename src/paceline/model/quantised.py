@@ -24,6 +24,8 @@ HALVES, FLOATS, MXFP4 = 24, 64, 4.25
 (`grouped.ScaleForm`)."""
 GPTQ_FORMATS = ("gptq", "gptq_v2")
 """`checkpoint_format`: how zeros are stored."""
+OTHER_ORDER = ("group", "dynamic")
+"""`actorder` of compressed-tensors that puts inputs into groups in another order than they lie in."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
 
 
@@ -83,6 +85,25 @@ def number(settings: Config, key: str, allowed: tuple[int, ...], default: int | 
     return int(value)
 
 
+def group_size(settings: Config, default: int = -1) -> int:
+    """Inputs that share a scale in the file; below 1: the whole row."""
+    value = settings.get("group_size")
+    if value is not None and type(value) is not int:
+        raise CheckpointError(
+            f"config.json: quantization_config.group_size is {str(value)[:40]!r}, but it must be a whole number; "
+            "download the checkpoint again."
+        )
+    return default if value is None else value
+
+
+def count_of(layer: QuantisedLayer, size: int) -> int:
+    """How many groups of `size` a row has: a whole number."""
+    inputs = layer.shape[1]
+    if size > 0 and inputs % size and inputs > size:
+        raise layer.wrong(f"has {inputs} inputs, no whole number of groups of {size}")
+    return 1 if size < 1 else max(1, inputs // size)
+
+
 def unpacked(words: Tensor, bits: int, dim: int) -> Tensor:
     """int32 words to the numbers in them, uint8, the lowest bits first, along `dim`."""
     shifts = torch.arange(0, 32, bits, dtype=torch.int32)
@@ -118,7 +139,7 @@ def span(size: int) -> int:
 
 
 def gptq(settings: Config) -> Scheme:
-    bits, size = number(settings, "bits", (4, 8)), int(settings.get("group_size", -1))
+    bits, size, act = number(settings, "bits", (4, 8)), group_size(settings), bool(settings.get("desc_act"))
     form = settings.get("checkpoint_format") or "gptq"
     if form not in GPTQ_FORMATS:
         raise CheckpointError(
@@ -134,16 +155,16 @@ def gptq(settings: Config) -> Scheme:
 
     def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
-        each, groups = 32 // bits, 1 if size <= 0 else -(-inputs // size)
-        if inputs % groups:
-            raise layer.wrong(f"has {inputs} inputs, no whole number of groups of {size}")
+        each, groups = 32 // bits, count_of(layer, size)
         codes = unpacked(layer.take("qweight", (inputs // each, outputs)), bits, 0).t()
         zero = unpacked(layer.take("qzeros", (groups, outputs // each)), bits, 1).t().int() + older
         scale = layer.take("scales", (groups, outputs)).t()
         index = layer.take("g_idx", (inputs,)) if layer.has("g_idx") else None
+        if index is None and act and groups > 1:
+            raise layer.wrong("has no g_idx, although desc_act says that its inputs lie in another order")
         return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
 
-    return Scheme("qweight", read, bits=None if settings.get("desc_act") else bits + HALVES / span(size))
+    return Scheme("qweight", read, bits=None if act else bits + HALVES / span(size))
 
 
 def of_modules(dynamic: Any) -> Mapping[str, Any]:
@@ -164,16 +185,14 @@ def awq(settings: Config) -> Scheme:
     number(settings, "bits", (4,))
     if (version := str(settings.get("version", "gemm")).lower()) != "gemm":
         raise CheckpointError(f"config.json: AWQ of version {version[:40]} is not served; version gemm is.")
-    size = int(settings.get("group_size", 128))
+    size = group_size(settings, 128)
 
     def columns(words: Tensor) -> Tensor:
         return unpacked(words, 4, 1).view(len(words), -1, 8)[:, :, list(AWQ_ORDER)].flatten(1).t()
 
     def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
-        groups = 1 if size <= 0 else inputs // size
-        if inputs % groups:
-            raise layer.wrong(f"has {inputs} inputs, no whole number of groups of {size}")
+        groups = count_of(layer, size)
         codes = columns(layer.take("qweight", (inputs, outputs // 8)))
         zero = columns(layer.take("qzeros", (groups, outputs // 8)))
         return of_zeros(codes, layer.take("scales", (groups, outputs)).t(), zero.int(), 4)
@@ -225,45 +244,54 @@ def compressed(settings: Config) -> Scheme:
     if not kinds or any(not isinstance(kind, Mapping) or kind != kinds[0] for kind in kinds):
         raise CheckpointError("config.json: compressed-tensors with several kinds of weights is not served yet.")
     kind: Config = dict(kinds[0] or {})
-    form = next((str(group["format"]) for group in groups.values() if group.get("format")), settings.get("format"))
-    if form == "pack-quantized":
-        bits = number(kind, "num_bits", (4, 8))
-        return Scheme(
-            "weight_packed", packed_numbers(bits), bits=bits + FLOATS / span(int(kind.get("group_size") or -1))
+    forms = {str(group.get("format") or settings.get("format")) for group in groups.values()}
+    if len(forms) > 1:
+        raise CheckpointError(
+            f"config.json: compressed-tensors with several formats ({', '.join(sorted(forms))[:80]}) is not served yet."
         )
+    (form,), size = forms, group_size(kind)
+    if form == "pack-quantized" and kind.get("type", "int") == "int":
+        bits = number(kind, "num_bits", (4, 8))
+        return Scheme("weight_packed", packed_numbers(bits, kind), bits=bits + FLOATS / span(size))
     if form in ("int-quantized", "naive-quantized") and kind.get("type") == "int":
         number(kind, "num_bits", (8,))
-        return Scheme("weight", whole_bytes, bits=8 + FLOATS / span(int(kind.get("group_size") or -1)))
+        return Scheme("weight", whole_bytes(kind), bits=8 + FLOATS / span(size))
     if form in ("float-quantized", "naive-quantized") and kind.get("type") == "float":
         number(kind, "num_bits", (8,))
         return Scheme("weight", floating(kind.get("block_structure")), AS_FLOATS)
     if form == "mxfp4-pack-quantized":
         return Scheme("weight_packed", mxfp4, bits=MXFP4)
     raise CheckpointError(
-        f"this checkpoint is quantised with compressed-tensors in the format {str(form)[:40]}, which is not served; "
-        "served are pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized."
+        f"this checkpoint is quantised with compressed-tensors in the format {form[:40]} ({str(kind.get('type'))[:20]}), "
+        "which is not served; served are pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized."
     )
 
 
-def packed_numbers(bits: int) -> Read:
+def in_groups(layer: QuantisedLayer, kind: Config) -> Tensor:
+    """The scales [out, groups] of whole numbers, as many as the settings `kind` say. Raises CheckpointError, also where
+    a member is missing without which the numbers mean something else."""
+    outputs, inputs = layer.shape
+    scale, size = layer.take("weight_scale", None), group_size(kind)
+    wide = scale.expand(outputs, 1) if scale.numel() == 1 else scale[:, None] if scale.dim() == 1 else scale
+    groups = wide.shape[-1]
+    if wide.dim() != 2 or wide.shape[0] != outputs or groups < 1 or inputs % groups:
+        raise layer.wrong(f"has scales of shape {tuple(scale.shape)} for weights of {layer.shape}")
+    if size > 0 and groups != count_of(layer, size):
+        raise layer.wrong(f"has scales of shape {tuple(scale.shape)} for {inputs} inputs in groups of {size}")
+    if kind.get("symmetric") is False and not layer.has("weight_zero_point"):
+        raise layer.wrong("has no weight_zero_point, although its weights are not symmetric")
+    if kind.get("actorder") in (True, *OTHER_ORDER) and groups > 1 and not layer.has("weight_g_idx"):
+        raise layer.wrong("has no weight_g_idx, although actorder says that its inputs lie in another order")
+    return wide
+
+
+def packed_numbers(bits: int, kind: Config) -> Read:
     def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         each = 32 // bits
         codes = unpacked(layer.take("weight_packed", (outputs, -(-inputs // each))), bits, 1)[:, :inputs]
-        scale = layer.take("weight_scale", None)
-        groups = scale.shape[-1]
-        if scale.shape[0] != outputs or scale.dim() != 2 or inputs % groups:
-            raise layer.wrong(f"has scales of shape {tuple(scale.shape)} for weights of {layer.shape}")
-        middle = 1 << (bits - 1)
-        zero = torch.full((outputs, groups), middle)
-        if layer.has("weight_zero_point"):
-            stored = layer.take("weight_zero_point", None)
-            if stored.dtype == torch.int32:
-                zero = unpacked(stored, bits, 0)[:outputs].int()
-            else:
-                zero = stored.int() + middle
-            if zero.shape != (outputs, groups):
-                raise layer.wrong(f"has zero points of shape {tuple(zero.shape)}, not {(outputs, groups)}")
+        scale = in_groups(layer, kind)
+        zero = zero_points(layer, scale, bits)
         index = layer.take("weight_g_idx", (inputs,)) if layer.has("weight_g_idx") else None
         if index is not None and bool((index == -1).all()):
             index = None
@@ -272,16 +300,33 @@ def packed_numbers(bits: int) -> Read:
     return read
 
 
-def whole_bytes(layer: QuantisedLayer) -> Groups | Tensor:
-    outputs, inputs = layer.shape
-    codes, scale = layer.take("weight", layer.shape), layer.take("weight_scale", None).float()
-    scale = scale.expand(outputs, 1) if scale.numel() == 1 else scale.view(outputs, -1)
-    if codes.dtype != torch.int8 or inputs % scale.shape[1]:
-        raise layer.wrong(f"is stored as {codes.dtype} with scales of shape {tuple(scale.shape)}")
-    if layer.has("weight_zero_point"):
-        zero = layer.take("weight_zero_point", None).int().expand(outputs, -1)
-        return of_zeros((codes.to(torch.int16) + 128).to(torch.uint8), scale, zero + 128, 8)
-    return Groups(codes, scale.contiguous(), None, 8)
+def zero_points(layer: QuantisedLayer, scale: Tensor, bits: int) -> Tensor:
+    """[out, groups], of codes from 0 on; stored from the middle on, or as words of `bits` each."""
+    middle = 1 << (bits - 1)
+    if not layer.has("weight_zero_point"):
+        return torch.full(scale.shape, middle)
+    stored = layer.take("weight_zero_point", None)
+    if stored.dtype == torch.int32:
+        zero = unpacked(stored, bits, 0)[: len(scale)].int()
+    else:
+        zero = (stored.view(1, 1) if stored.numel() == 1 else stored.view(len(stored), -1)).int() + middle
+        zero = zero.expand(scale.shape) if zero.numel() == 1 else zero
+    if zero.shape != scale.shape:
+        raise layer.wrong(f"has zero points of shape {tuple(stored.shape)} for scales of {tuple(scale.shape)}")
+    return zero
+
+
+def whole_bytes(kind: Config) -> Read:
+    def read(layer: QuantisedLayer) -> Groups | Tensor:
+        codes, scale = layer.take("weight", layer.shape), in_groups(layer, kind).float()
+        if codes.dtype != torch.int8:
+            raise layer.wrong(f"is stored as {codes.dtype}, not in int8")
+        if layer.has("weight_zero_point"):
+            shifted = (codes.to(torch.int16) + 128).to(torch.uint8)
+            return of_zeros(shifted, scale, zero_points(layer, scale, 8), 8)
+        return Groups(codes, scale.contiguous(), None, 8)
+
+    return read
 
 
 def mxfp4(layer: QuantisedLayer) -> Groups:

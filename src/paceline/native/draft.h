@@ -77,7 +77,7 @@ static void draft(const Model& m, const Pass& p, std::vector<Chain>& chains, dou
       const Chain& chain = chains[i];
       const i64 at = p.segment[i].base + p.segment[i].given + step;
       if (chain.count == step || chain.count == chain.most || chain.chance < chain.worth) continue;
-      laid.text(at, p.table + i * p.width, p.segment[i].shift);
+      laid.text(at, p.table + i * p.width, p.segment[i].shift, p.segment[i].adapter);
       laid.row(chain.tokens[step], at, at, 0, true);
       going.push_back(i);
     }
@@ -233,7 +233,7 @@ static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const 
         }
       tree.ended = step == limits.passes || expected < tree.gain || std::find(wanted.begin(), wanted.end(), true) == wanted.end();
       if (tree.ended) continue;
-      laid.text(known, p.table + i * p.width, p.segment[i].shift);
+      laid.text(known, p.table + i * p.width, p.segment[i].shift, p.segment[i].adapter);
       for (i64 j = 0; j < count; j++) {
         laid.row(tree.nodes[j].token, known - 1 + tree.nodes[j].depth, known + j, tree.nodes[j].word, wanted[j]);
         above.push_back({i, tree.nodes[j].place});

@@ -184,10 +184,11 @@ static void product_of(const Job& j, int first_row, int first_output) {
       else sum[r][i] = V{};
     }
   for (i64 g = 0; g < j.count; g++, w += BITS * 64, x += 32) {
-    if (j.ahead) fetch(w + j.ahead, BITS * 64);
     V c[ROWS][WIDE], high[ROWS][WIDE], part[ROWS][WIDE], strand[ROWS][WIDE][STRANDS];
     auto step = [&](auto number) __attribute__((always_inline)) {
       constexpr int Q = number;
+      if (j.ahead)  // evenly: of all at once many wait for one another
+        for (int line = Q * BITS / 8; line < (Q + 1) * BITS / 8; line++) prefetch(w + line * 64 + j.ahead);
       Code codes[WIDE];
 #pragma GCC unroll 2
       for (int i = 0; i < WIDE; i++) {

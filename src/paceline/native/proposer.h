@@ -42,7 +42,7 @@ struct Proposer {
 // the run, a segment each
 static void lacking(Laid& rows, const Pass& behind, const Turn& it, i64 first) {
   const Segment& segment = behind.segment[it.place];
-  rows.text(first, behind.table + it.place * behind.width, segment.shift);
+  rows.text(first, behind.table + it.place * behind.width, segment.shift, segment.adapter);
   for (i64 j = first; j < it.known(); j++) {
     const i64 token = j > it.base ? it.tokens[j - it.base - 1] : behind.token[segment.start + j - segment.base];
     rows.row(token, j, j, 0, j == it.known() - 1);
