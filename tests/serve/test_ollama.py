@@ -11,6 +11,7 @@ import pytest
 from paceline.core.errors import InputError
 from paceline.engine.build import DEMO
 from paceline.serve.fleet import Fleet, check_members
+from paceline.serve.ollama_wire import DURATION
 from paceline.serve.settings import Settings
 from tests.serve.conftest import running
 from tests.serve.http import post, send
@@ -79,6 +80,8 @@ def test_a_body_of_curl_needs_no_type_but_one_of_a_page_does(url: str) -> None:
         ("chat", {"messages": SAY, "options": {"typical_p": 0.5}}, "options.typical_p is not served"),
         ("chat", {"messages": SAY, "think": "purple"}, "think is 'purple'"),
         ("chat", {"messages": SAY, "keep_alive": "soon"}, "keep_alive is 'soon'"),
+        ("embed", {"input": "a", "keep_alive": "1m2"}, "keep_alive is '1m2'"),
+        ("chat", {"messages": SAY, "keep_alive": "1" * 600}, "keep_alive has 600 characters"),
         ("chat", {"messages": SAY, "format": [1]}, "format is [1]"),
         ("generate", {"prompt": "a", "raw": True, "system": "b"}, "system is given with raw"),
         ("embed", {"input": "a", "dimensions": 3}, "dimensions is 3"),
@@ -99,6 +102,13 @@ def test_refusals_name_what_the_client_sent(url: str, path: str, body: dict[str,
 def test_what_clients_send_is_taken(url: str, more: dict[str, Any]) -> None:
     ask = {"model": "demo", "messages": SAY, "stream": False, "options": {"num_predict": 2}, **more}
     assert post(url + "/api/chat", ask)[0] == 200
+
+
+def test_durations_are_read_in_one_go() -> None:
+    good = ("5m", "1h30m", "-1", "0", "1.5h", ".5s", "300ms", "+2m", "0s", "1.")
+    assert all(DURATION.fullmatch(text) for text in good)
+    assert not any(DURATION.fullmatch(text) for text in ("", "m", "soon", "1m2", "5 m", "1.2.3s", "--1"))
+    assert not DURATION.fullmatch("1" * 2_000_000 + "x") and not DURATION.fullmatch("1s" * 1_000_000 + "x")
 
 
 def test_a_get_is_told_to_post(url: str) -> None:

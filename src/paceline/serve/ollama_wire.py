@@ -1,11 +1,11 @@
 """Requests of Ollama's protocol, and what they are as chat requests."""
 
 import re
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, Field, field_validator
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
 from paceline.serve.errors import ApiError, invalid
 from paceline.serve.other_clients import NO_MEDIA
@@ -29,8 +29,19 @@ OF_THE_MACHINE = {
 PLAIN_OPTIONS = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}
 """Ways of sampling that are not served, each with the value that switches it off."""
 THEIR_NAMES = {ours: theirs for theirs, ours in OPTIONS.items()}
-DURATION = re.compile(r"[-+]?(\d+(\.\d*)?|\.\d+)?((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))*")
+NUMBER = r"(?:\d++(?:\.\d*+)?+|\.\d++)"
+DURATION = re.compile(rf"[-+]?(?:(?:{NUMBER}(?:ns|us|µs|ms|s|m|h))++|{NUMBER})")
+"""Duration as Go writes it, or a number of seconds; possessive, so that a long text takes no longer than it is long."""
 Wished = TypeVar("Wished", bound=BaseModel)
+
+
+def check_duration(given: str | int | float) -> str | int | float:
+    if isinstance(given, str) and not DURATION.fullmatch(given):
+        raise ValueError(f'keep_alive is {given[:40]!r}, but it must be seconds, or a duration such as "5m".')
+    return given
+
+
+KeepAlive = Annotated[Label | int | float, AfterValidator(check_duration)]
 
 
 class OllamaMessage(Wire):
@@ -57,7 +68,7 @@ class OllamaRequest(Wire):
     stream: bool | None = Field(None, description="true (the default) or false")
     format: str | Shallow | None = Field(None, description='"json" or a JSON schema')
     options: Shallow | None = Field(None, description="an object of sampling options")
-    keep_alive: str | int | float | None = Field(None, description='a number of seconds, or a duration such as "5m"')
+    keep_alive: KeepAlive | None = Field(None, description='a number of seconds, or a duration such as "5m"')
     think: bool | Literal["low", "medium", "high", "max"] | None = Field(
         None, description='true, false, "low", "medium", "high" or "max"; read by chat templates that know it'
     )
@@ -65,13 +76,6 @@ class OllamaRequest(Wire):
     top_logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20, with logprobs")
     truncate: bool | None = Field(None, description="true or false (a prompt that is too long is refused)")
     shift: bool | None = Field(None, description="true or false (a text ends where the context does)")
-
-    @field_validator("keep_alive")
-    @classmethod
-    def _duration(cls, given: str | int | float | None) -> str | int | float | None:
-        if isinstance(given, str) and not (given and DURATION.fullmatch(given)):
-            raise ValueError(f'keep_alive is {given[:40]!r}, but it must be seconds, or a duration such as "5m".')
-        return given
 
     @property
     def unloads(self) -> bool:
@@ -177,7 +181,7 @@ class OllamaEmbedRequest(Wire):
     truncate: bool | None = Field(None, description="true or false (a text that is too long is refused)")
     dimensions: int | None = None
     options: Shallow | None = None
-    keep_alive: str | int | float | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OllamaShowRequest(Wire):
