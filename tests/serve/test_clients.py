@@ -55,10 +55,9 @@ def test_free_text_then_a_call_by_its_schema(llm: LLM, syntax: str, call: str) -
 
 
 def test_strict_functions_and_single_calls_with_auto(tools_client: OpenAI) -> None:
+    create: Any = tools_client.chat.completions.create
     for more in ({}, {"parallel_tool_calls": False}, {"response_format": {"type": "json_object"}}):
-        answer = tools_client.chat.completions.create(
-            model="tools", messages=SAY, tools=[TOOL], max_tokens=16, temperature=0, **more
-        )  # type: ignore[call-overload]
+        answer = create(model="tools", messages=SAY, tools=[TOOL], max_tokens=16, temperature=0, **more)
         assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
@@ -131,7 +130,8 @@ def test_allowed_tools_are_those_that_are_left(flat: bool) -> None:
     def read(wish: dict[str, Any]) -> ChatRequest:
         tools = [laid(TOOL), laid(LOOSE)]
         if flat:
-            return as_chat(ResponsesRequest(input="a", tools=tools, tool_choice=wish), [*SAY], "")
+            body = ResponsesRequest.model_validate({"input": "a", "tools": tools, "tool_choice": wish})
+            return as_chat(body, [*SAY], "")
         return ChatRequest.model_validate({"messages": SAY, "tools": tools, "tool_choice": wish})
 
     made = read(choice("required", "note"))
