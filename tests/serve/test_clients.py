@@ -12,8 +12,9 @@ from openai import OpenAI
 
 from paceline import LLM
 from paceline.serve.connections import plain_head
+from paceline.serve.errors import ApiError
 from paceline.serve.protocol import ChatRequest, Tool
-from paceline.serve.response_wire import as_items, messages
+from paceline.serve.response_wire import ResponsesRequest, as_chat, as_items, messages
 from paceline.serve.syntax import SYNTAXES
 from paceline.serve.triggered import triggered, without_tools
 from paceline.serve.wire import leniency
@@ -54,10 +55,9 @@ def test_free_text_then_a_call_by_its_schema(llm: LLM, syntax: str, call: str) -
 
 
 def test_strict_functions_and_single_calls_with_auto(tools_client: OpenAI) -> None:
+    create: Any = tools_client.chat.completions.create
     for more in ({}, {"parallel_tool_calls": False}, {"response_format": {"type": "json_object"}}):
-        answer = tools_client.chat.completions.create(
-            model="tools", messages=SAY, tools=[TOOL], max_tokens=16, temperature=0, **more
-        )  # type: ignore[call-overload]
+        answer = create(model="tools", messages=SAY, tools=[TOOL], max_tokens=16, temperature=0, **more)
         assert answer.choices[0].finish_reason in ("stop", "length", "tool_calls")
 
 
@@ -118,6 +118,30 @@ def test_a_tool_of_another_kind_cannot_be_chosen(url: str, choice: Any) -> None:
     assert status == 400 and "only functions are served" in answer["error"]["message"]
 
 
+@pytest.mark.parametrize("flat", [False, True], ids=["chat", "responses"])
+def test_allowed_tools_are_those_that_are_left(flat: bool) -> None:
+    def laid(tool: dict[str, Any]) -> dict[str, Any]:
+        return {"type": "function", **tool["function"]} if flat else tool
+
+    def choice(mode: str, *names: str) -> dict[str, Any]:
+        inner = {"mode": mode, "tools": [laid({"type": "function", "function": {"name": name}}) for name in names]}
+        return {"type": "allowed_tools", **inner} if flat else {"type": "allowed_tools", "allowed_tools": inner}
+
+    def read(wish: dict[str, Any]) -> ChatRequest:
+        tools = [laid(TOOL), laid(LOOSE)]
+        if flat:
+            body = ResponsesRequest.model_validate({"input": "a", "tools": tools, "tool_choice": wish})
+            return as_chat(body, [*SAY], "")
+        return ChatRequest.model_validate({"messages": SAY, "tools": tools, "tool_choice": wish})
+
+    made = read(choice("required", "note"))
+    assert [tool.function.name for tool in made.tools or ()] == ["note"] and made.tool_choice == "required"
+    assert read(choice("auto", "weather", "note")).tool_choice == "auto"
+    for wrong, words in ((choice("auto", "other"), "allows 'other'"), (choice("perhaps", "note"), "needs mode")):
+        with pytest.raises(ValueError if not flat else ApiError, match=words):
+            read(wrong)
+
+
 def test_past_calls_of_other_kinds_are_shown_as_calls_of_functions() -> None:
     items: list[dict[str, Any]] = [
         {"type": "message", "role": "user", "content": "go"},
@@ -154,6 +178,8 @@ def test_websockets_are_refused_in_one_sentence(url: str) -> None:
         {"messages": [{"role": "user", "content": [{"type": "text", "text": "a", "cache_control": {"type": "x"}}]}]},
         {"messages": [*SAY, {"role": "assistant", "content": "b", "reasoning": "c"}, *SAY]},
         {"tools": [{"type": "function", "function": {"name": "a" * 79}}], "tool_choice": "none"},
+        {"max_tokens": -1, "stop": ["a", "e", " "]}, {"service_tier": "flex"}, {"verbosity": "low"},
+        {"messages": [*SAY, {"role": "assistant", "content": [{"type": "refusal", "refusal": "no"}]}, *SAY]},
     ],
 )  # fmt: skip
 def test_what_changes_nothing_is_taken(url: str, more: dict[str, Any]) -> None:

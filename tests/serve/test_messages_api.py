@@ -162,7 +162,7 @@ def test_keys_come_as_anthropic_sends_them(engine: AsyncLLM) -> None:
         ({"n": 2}, "n belongs to another"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"messages": []}, "messages"),
-        ({"mcp_servers": []}, "Unknown parameter"),
+        ({"mcp_server": []}, "Unknown parameter"),
     ],
 )
 def test_errors_have_anthropics_form(url: str, claude: Anthropic, more: dict[str, Any], words: str) -> None:

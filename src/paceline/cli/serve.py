@@ -121,7 +121,7 @@ def vectors(args: ServingArgs, settings: Settings, sock: socket) -> int:
 
 def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
     """Serve the models of a file; `args` are the options of those that do not say otherwise."""
-    from paceline.serve.fleet import Fleet, check_room
+    from paceline.serve.fleet import Fleet, check_members
     from paceline.serve.run import run
 
     given = (settings.decision_log, settings.kv_events_config, args.model, args.draft)
@@ -130,7 +130,7 @@ def several(args: ServingArgs, settings: Settings, sock: socket) -> int:
     assert settings.models is not None
     table = read_toml(settings.models)
     fleet = Fleet(**fleet_of(table, args, settings.models), settings=settings)
-    check_room(fleet)
+    check_members(fleet)
     try:
         return run(fleet, settings, sock, lambda address: announce(address, ", ".join(fleet.members)))
     finally:

@@ -262,8 +262,9 @@ def compressed(settings: Config) -> Scheme:
     if form == "mxfp4-pack-quantized":
         return Scheme("weight_packed", mxfp4, bits=MXFP4)
     raise CheckpointError(
-        f"this checkpoint is quantised with compressed-tensors in the format {form[:40]} ({str(kind.get('type'))[:20]}), "
-        "which is not served; served are pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized."
+        f"this checkpoint is quantised with compressed-tensors in the format {form[:40]} "
+        f"({str(kind.get('type'))[:20]}), which is not served; served are "
+        "pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized."
     )
 
 

@@ -62,9 +62,7 @@ async def embeddings(body: EmbeddingRequest, request: Request, host: Here) -> Re
     """One vector of unit length for each text."""
     server = await source(host, body.model)
     server.check_places(1)
-    pooling, size = pooling_of(body.pooling, server), server.width
-    if body.dimensions not in (None, size):
-        raise ApiError(400, f"dimensions is {body.dimensions}, but the vectors have {size}.", param="dimensions")
+    pooling = pooling_of(body.pooling, server)
     response = await json_unless_gone(request, answer(body, server, pooling))
     response.headers["x-paceline-pooling"] = pooling
     return response
@@ -111,6 +109,9 @@ def pooling_of(wish: str | None, server: VectorSource) -> str:
 
 async def answer(body: EmbeddingRequest, server: VectorSource, pooling: str) -> dict[str, Any]:
     """OpenAI's answer."""
+    if body.dimensions not in (None, server.width):
+        message = f"dimensions is {body.dimensions}, but the vectors have {server.width}."
+        raise ApiError(400, message, param="dimensions")
     if body.input == []:
         raise ApiError(400, "input is [], but it must hold at least one token or text.", param="input")
     made, count = await vectors(as_prompts(body.input), server, pooling)

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import orjson
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
 from paceline.core.errors import BusyError, PacelineError
@@ -106,12 +107,13 @@ def blamed(message: str) -> str | None:
     return word if word in PARAMETERS else None
 
 
-def invalid(error: RequestValidationError) -> ApiError:
-    """The first fault that pydantic found, as one sentence that names the parameter."""
-    return refused(error.errors()[0])
+def invalid(error: RequestValidationError, model: type[BaseModel] | None = None) -> ApiError:
+    """The first fault that pydantic found in a body, perhaps known to be a `model`: one sentence that names the
+    parameter."""
+    return refused(error.errors()[0], model)
 
 
-def refused(fault: Mapping[str, Any]) -> ApiError:
+def refused(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> ApiError:
     """One fault, as pydantic describes it."""
     place, kind = [part for part in fault["loc"] if part != "body"], fault["type"]
     if kind == "value_error":
@@ -137,7 +139,7 @@ def refused(fault: Mapping[str, Any]) -> ApiError:
         return ApiError(
             400, f"{name} has {size} characters, but it may have at most {MAX_LABEL_CHARS}; shorten it.", param=name
         )
-    want = expected(name) or fault["msg"].removeprefix("Input should be ")
+    want = expected(name, model) or WANTED_KINDS.get(kind) or fault["msg"].removeprefix("Input should be ")
     return ApiError(400, f"{name} is {brief(fault['input'])}, but it must be {want}.", param=name)
 
 
@@ -154,10 +156,20 @@ def written(place: Sequence[str | int]) -> str:
     return name
 
 
-def expected(name: str) -> str | None:
+WANTED_KINDS = {
+    "string_type": "a text", "list_type": "a list", "dict_type": "an object", "model_type": "an object",
+    "int_type": "a whole number", "float_type": "a number", "bool_type": "true or false", "too_short": "not empty",
+    "string_too_short": "not empty",
+}  # fmt: skip
+"""What pydantic wants by the kind of a fault, where a field has no description."""
+
+
+def expected(name: str, model: type[BaseModel] | None = None) -> str | None:
     """What the value of a parameter, or of a field within one, must be: by its own description."""
     inner = name.rsplit(".", 1)[-1]
     above = POLICY_WISHES.get(name.split(".", 1)[0])
+    if inner == name and model is not None and inner in model.model_fields:
+        return model.model_fields[inner].description
     models = REQUESTS if inner == name else (Message, Speculation) if above is None else (above,)
     return next((model.model_fields[inner].description for model in models if inner in model.model_fields), None)
 

@@ -10,10 +10,11 @@ from time import monotonic
 from typing import Any
 
 from paceline.core.errors import CapacityError, InputError, PacelineError
+from paceline.draft import DRAFTERS
 from paceline.engine.adapters import adapters_of, loras_of
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.budget import parse_bytes, shape_of
-from paceline.engine.build import paths
+from paceline.engine.build import drafter_of, paths
 from paceline.engine.door import DOOR
 from paceline.engine.options import Options
 from paceline.engine.totals import Snapshot, Totals, summed
@@ -22,6 +23,7 @@ from paceline.model.pull import have
 from paceline.reason.ensemble import load
 from paceline.serve.admission import Gate
 from paceline.serve.calls import HttpCall
+from paceline.serve.encoders import encoder_at
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import Pools, give_back
 from paceline.serve.server import ModelFigures, Server, unknown_model
@@ -365,6 +367,17 @@ class Fleet:
             member.gone.set()
             member.gone = None
 
+    async def unload(self, name: str) -> None:
+        """Unload a model, once its last call has ended. ApiError 404 for a name that is not served, 503 where it stays
+        in use."""
+        member = self.members.get(name)
+        if member is None:
+            raise unknown_model(name, list(self.members))
+        async with self._turn:
+            if member.server is not None and not await self._unload(member):
+                message = f"Model {name!r} is in use; try again in {TURN_S:.0f} s."
+                raise ApiError(503, message, param="model", code="model_busy", headers={"Retry-After": f"{TURN_S:.0f}"})
+
     def close(self) -> None:
         """End all engines."""
         for server in self._servers():
@@ -379,11 +392,21 @@ def not_loaded(member: Member, wait: float) -> ApiError:
     return ApiError(503, message, param="model", code="model_not_loaded", headers=headers)
 
 
-def check_room(fleet: Fleet) -> None:
-    """Raise InputError for a model whose files are here and that its share of the memory cannot hold."""
+def check_members(fleet: Fleet) -> None:
+    """Raise InputError for an encoder, for a drafter that is unknown, and for a model whose files are here and that its
+    share of the memory cannot hold."""
     for member in fleet.members.values():
         options = {name: value for name, value in member.options.items() if name != "small"}
         wish = Options(**options)
+        if encoder_at(wish.model):
+            raise InputError(
+                f"Model {member.name!r} is an encoder, which writes no text; it gets a server of its own: "
+                f"paceline serve {wish.model}"
+            )
+        try:
+            DRAFTERS.card(drafter_of(wish)[0])
+        except InputError as error:
+            raise InputError(f"Model {member.name!r}: {error}") from None
         files = [None if at is None else local(at) for at in paths(wish)]
         if not member.bytes or files[0] is None:
             continue

@@ -70,7 +70,11 @@ class CountRequest(Wire):
     output_config: OutputConfig | None = Field(
         None, description='{"format": {"type": "json_schema", "schema": ...}}; "effort" is a hint without effect'
     )
+    output_format: OutputFormat | None = Field(None, description="`format` of output_config, as older clients send it")
     context_management: Shallow | None = Field(None, description="an object without edits")
+    mcp_servers: list[Loose] | None = Field(None, max_length=0, description="an empty list: no server is asked")
+    inference_geo: Label | None = Field(None, description="a text (a label)")
+    speed: Literal["standard"] | None = Field(None, description='"standard"')
 
 
 class MessagesRequest(Sampling, CountRequest):
@@ -105,6 +109,9 @@ def as_chat(body: CountRequest, template: str) -> ChatRequest:
     prefill = last["role"] == "assistant" and not last.get("tool_calls")
     kwargs = {**thinking(body.thinking, template), **(body.chat_template_kwargs or {})}
     form = body.output_config and body.output_config.format
+    if form is not None and body.output_format is not None:
+        raise ApiError(400, "output_format and output_config both give a form; give one.", param="output_format")
+    form = form or body.output_format
     return validated(
         ChatRequest,
         {
@@ -136,13 +143,17 @@ def tool(given: dict[str, Any], place: int) -> dict[str, Any]:
         raise ApiError(400, f"{where} has a type that is no text; leave it out for a function.", param=where)
     if kind(given) != "function":
         return {"type": kind(given)}
-    known = {"type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming"}
+    known = {"type", "name", "description", "input_schema", "cache_control", "strict", "eager_input_streaming",
+             "input_examples"}  # fmt: skip
     for name, plain in PLAIN_TOOL.items():
         known |= {name} if given.get(name) == plain else set()
     if extra := sorted(given.keys() - known):
         raise ApiError(400, f"{where} has the unknown field {extra[0][:60]!r}; remove it.", param=where)
     schema = given.get("input_schema")
-    function = {"name": given.get("name"), "description": given.get("description"), "strict": given.get("strict")}
+    said = given.get("description")
+    if given.get("input_examples") and isinstance(said, str | None):
+        said = f"{said or ''}\nExamples of arguments: {orjson.dumps(given['input_examples']).decode()}".strip()
+    function = {"name": given.get("name"), "description": said, "strict": given.get("strict")}
     return {"type": "function", "function": {**function, "parameters": schema}}
 
 

@@ -6,20 +6,21 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from hashlib import sha256
-from importlib.metadata import version
 from typing import Any
 
 import orjson
 from fastapi import APIRouter, Request, Response
 
 from paceline.core.params import SamplingParams
-from paceline.engine.outputs import Completion
-from paceline.serve.body import JsonRoute, size
+from paceline.engine.outputs import Chunk, Completion
+from paceline.serve import logprobs
+from paceline.serve.body import JsonRoute, check_type, size
 from paceline.serve.chat import ChoiceReader, begin
 from paceline.serve.embeddings import EmbeddingRequest, source
 from paceline.serve.embeddings import answer as embedded
 from paceline.serve.errors import ApiError
 from paceline.serve.fim import filled, fills, fim_of
+from paceline.serve.fleet import Fleet
 from paceline.serve.generation import Generation
 from paceline.serve.ollama_wire import (
     OllamaChatRequest,
@@ -39,9 +40,25 @@ from paceline.serve.structure import given_grammar
 from paceline.serve.voices import Plain
 from paceline.serve.wishes import sampling_params, seeds
 
-router = APIRouter(route_class=JsonRoute)
+FORM = "application/x-www-form-urlencoded"
+
+
+class OllamaRoute(JsonRoute):
+    """A route whose body may come without its type, as `curl -d` sends it, but not from a web page: browsers name the
+    origin of what they post."""
+
+    def check_type(self, request: Request) -> None:
+        given = request.headers
+        if given.get("content-type", FORM) != FORM or "origin" in given or "sec-fetch-site" in given:
+            check_type(given.get("content-type", ""))
+
+
+router = APIRouter(route_class=OllamaRoute)
 NDJSON = "application/x-ndjson"
 LATEST = ":latest"
+PROTOCOL = "0.12.11"
+"""Version of Ollama whose protocol this is: clients compare it with what they need."""
+POSTED = ("chat", "generate", "embed", "embeddings", "show")
 
 
 async def served(host: ServedHost, name: str) -> Server:
@@ -51,44 +68,56 @@ async def served(host: ServedHost, name: str) -> Server:
 
 def known(host: ServedHost, name: str) -> str:
     """The name by which this server knows it."""
-    return name if name in {card["id"] for card in host.cards()} else name.removesuffix(LATEST)
+    names = {card["id"] for card in host.cards()}
+    return next((each for each in (name, name + LATEST) if each in names), name.removesuffix(LATEST))
 
 
 @router.post("/api/chat", include_in_schema=False)
 async def chat(body: OllamaChatRequest, request: Request, host: Here) -> Response:
     """Answer a conversation."""
-    server = await served(host, body.model)
     if not body.messages:
-        return json_response(loaded(body.model, {"message": {"role": "assistant", "content": ""}}))
+        return await without_a_prompt(body, host, {"message": {"role": "assistant", "content": ""}})
+    server = await served(host, body.model)
     chat = body.chat()
     generation, (reader,) = await begin(chat, server, size(request))
-    return await respond(request, OllamaAnswer(body, generation, reader, talk=True, left_out=chat.left_out))
+    return await respond(request, OllamaAnswer(body, server, generation, reader, talk=True, left_out=chat.left_out))
 
 
 @router.post("/api/generate", include_in_schema=False)
 async def generate(body: OllamaGenerateRequest, request: Request, host: Here) -> Response:
     """Go on with a prompt, by the model's chat template where it has one and `raw` is not set."""
     body.check()
-    server = await served(host, body.model)
     if not body.prompt and not body.suffix:
-        return json_response(loaded(body.model, {"response": ""}))
+        return await without_a_prompt(body, host, {"response": ""})
+    server = await served(host, body.model)
     if body.suffix or body.raw or not template(server.text):
         fim = fim_of(server, "suffix") if body.suffix else None
-        ids = await (filled(server, fim, [body.prompt], body.suffix or "") if fim else encode(server, [body.prompt]))
+        ids = await (filled(server, fim, [body.prompt], body.suffix or "") if fim else encode(server, [body.plain()]))
         grammar = body.grammar()
-        wish = validated(CompletionRequest, {"prompt": body.prompt, "grammar": grammar, **body.sampling()})
+        top = (body.top_logprobs or 0) if body.logprobs else None
+        wish = body.made(CompletionRequest, {"prompt": body.prompt, "grammar": grammar, "logprobs": top})
 
         def make() -> SamplingParams:
-            return sampling_params(wish, grammar=given_grammar(wish), seed=seeds(wish, 1)[0])
+            return sampling_params(wish, logprobs=top, grammar=given_grammar(wish), seed=seeds(wish, 1)[0])
 
         params = await server.ready(make, size(request), grammar is not None)
         if fim is not None:
             params = replace(params, stop_token_ids=(*params.stop_token_ids, *fim.ends))
-        generation = await Generation.start(server.llm, ids, [params], whole=False)
+        generation = await Generation.start(server.llm, ids, [params], whole=body.stream is False)
         reader = ChoiceReader(Plain())
     else:
         generation, (reader,) = await begin(body.chat(), server, size(request))
-    return await respond(request, OllamaAnswer(body, generation, reader, talk=False))
+    return await respond(request, OllamaAnswer(body, server, generation, reader, talk=False))
+
+
+async def without_a_prompt(body: OllamaRequest, host: ServedHost, empty: dict[str, Any]) -> Response:
+    """Answer to a request that says nothing: the model is loaded, or with `keep_alive` 0 unloaded if it is one of
+    several."""
+    if body.unloads and isinstance(host, Fleet):
+        await host.unload(known(host, body.model))
+        return json_response(loaded(body.model, empty, "unload"))
+    await served(host, body.model)
+    return json_response(loaded(body.model, empty))
 
 
 @router.post("/api/embed", include_in_schema=False)
@@ -122,7 +151,9 @@ async def ps(host: Here) -> Response:
     """The loaded models."""
     cards = [card for card in host.cards() if card.get("loaded", True)]
     never = {"expires_at": "9999-12-31T00:00:00Z", "size_vram": 0}
-    return json_response({"models": [{**listed(card), **never} for card in cards]})
+    return json_response(
+        {"models": [{**listed(card), **never, "context_length": card["max_model_len"]} for card in cards]}
+    )
 
 
 @router.post("/api/show", include_in_schema=False)
@@ -144,13 +175,15 @@ async def show(body: OllamaShowRequest, host: Here) -> Response:
 
 @router.api_route("/api/version", methods=["GET", "HEAD"], include_in_schema=False)
 async def ollama_version() -> Response:
-    """The version of Paceline."""
-    return json_response({"version": version("paceline")})
+    """The version of the protocol."""
+    return json_response({"version": PROTOCOL})
 
 
 @router.api_route("/api/{name:path}", methods=["GET", "POST", "DELETE"], include_in_schema=False)
 async def elsewhere(name: str) -> Response:
     """What Ollama's protocol has and this server has not."""
+    if name in POSTED:
+        raise ApiError(405, f"/api/{name} takes a POST with a JSON body.", headers={"Allow": "POST"})
     raise ApiError(404, f"/api/{name[:40]} is not served here; paceline pull and paceline serve choose the models.")
 
 
@@ -166,9 +199,9 @@ def details() -> dict[str, Any]:
     return {**unknown, "families": []}
 
 
-def loaded(model: str, more: dict[str, Any]) -> dict[str, Any]:
+def loaded(model: str, more: dict[str, Any], reason: str = "load") -> dict[str, Any]:
     """The answer to a request without a prompt, by which clients have a model loaded."""
-    return {"model": model, "created_at": now(), **more, "done": True, "done_reason": "load"}
+    return {"model": model, "created_at": now(), **more, "done": True, "done_reason": reason}
 
 
 def now() -> str:
@@ -195,21 +228,21 @@ class OllamaAnswer:
     """Turns the news of a generation into Ollama's lines."""
 
     body: OllamaRequest
+    server: Server
     generation: Generation
     reader: ChoiceReader
     talk: bool
     """/api/chat; else /api/generate."""
     left_out: str = ""
     """Kinds of the tools that are not served."""
-    began: float = field(default_factory=time.monotonic)
-    first: float | None = None
     calls: list[dict[str, str]] = field(default_factory=list)
+    rated: list[dict[str, Any]] = field(default_factory=list)
+    """Tokens with their log-probabilities, for the next line."""
 
     async def lines(self) -> AsyncGenerator[bytes, None]:
         async for chunks in self.generation.news():
             for chunk in chunks:
-                self.first = self.first or time.monotonic()
-                text, thought = self.split(self.reader.read(chunk))
+                text, thought = self.split(self.read(chunk))
                 if text or thought:
                     yield self.line(self.said(text, thought))
                 if chunk.done is not None:
@@ -217,13 +250,17 @@ class OllamaAnswer:
                         yield self.line(self.said("", ""))
                     yield self.line({**self.said("", "", False), **self.end(chunk.done)})
 
+    def read(self, chunk: Chunk) -> list[Delta]:
+        if self.body.logprobs and (listed := logprobs.of_chat(self.server.tokens, chunk.logprobs)):
+            self.rated += listed["content"]
+        return self.reader.read(chunk)
+
     async def whole(self) -> dict[str, Any]:
         text = thought = ""
         last: dict[str, Any] = {}
         async for chunks in self.generation.news():
             for chunk in chunks:
-                self.first = self.first or time.monotonic()
-                more, inner = self.split(self.reader.read(chunk))
+                more, inner = self.split(self.read(chunk))
                 text, thought = text + more, thought + inner
                 if chunk.done is not None:
                     last = self.end(chunk.done)
@@ -246,23 +283,25 @@ class OllamaAnswer:
 
     def said(self, text: str, thought: str, calls: bool = True) -> dict[str, Any]:
         inner: dict[str, Any] = {"thinking": thought} if thought else {}
+        rated: dict[str, Any] = {"logprobs": self.rated} if self.rated else {}
+        self.rated = []
         if not self.talk:
-            return {"response": text, **inner, "done": False}
+            return {"response": text, **inner, **rated, "done": False}
         if calls and self.calls:
             made = [{"name": call["name"], "arguments": read(call["arguments"])} for call in self.calls]
             inner["tool_calls"] = [{"function": function} for function in made]
-        return {"message": {"role": "assistant", "content": text, **inner}, "done": False}
+        return {"message": {"role": "assistant", "content": text, **inner}, **rated, "done": False}
 
     def end(self, done: Completion) -> dict[str, Any]:
-        usage, ended = self.generation.usage(), time.monotonic()
-        first = self.first or ended
+        usage, trip, ended = self.generation.usage(), self.generation.subscription.trips[0], time.monotonic()
+        first = trip.first or ended
         return {
             "done": True,
             "done_reason": "length" if done.finish_reason == "length" else "stop",
-            "total_duration": nanoseconds(ended - self.began),
+            "total_duration": nanoseconds(ended - trip.arrived),
             "load_duration": 0,
             "prompt_eval_count": usage["prompt_tokens"],
-            "prompt_eval_duration": nanoseconds(first - self.began),
+            "prompt_eval_duration": nanoseconds(first - trip.arrived),
             "eval_count": usage["completion_tokens"],
             "eval_duration": nanoseconds(ended - first),
             **told_left_out(self.left_out),

@@ -1,11 +1,13 @@
 """Requests of Ollama's protocol, and what they are as chat requests."""
 
-from typing import Any
+import re
+from typing import Annotated, Any, Literal, TypeVar
 
 import orjson
-from pydantic import Field, field_validator
+from fastapi.exceptions import RequestValidationError
+from pydantic import AfterValidator, BaseModel, Field, field_validator
 
-from paceline.serve.errors import ApiError
+from paceline.serve.errors import ApiError, invalid
 from paceline.serve.other_clients import NO_MEDIA
 from paceline.serve.protocol import ChatRequest
 from paceline.serve.response_wire import validated
@@ -20,9 +22,26 @@ OPTIONS = {
 OF_THE_MACHINE = {
     "num_ctx", "num_batch", "num_gpu", "main_gpu", "num_thread", "num_keep", "use_mmap", "use_mlock", "numa",
     "low_vram",
-    "f16_kv", "vocab_only", "logits_all", "embedding_only", "repeat_last_n", "penalize_newline", "typical_p", "tfs_z",
+    "f16_kv", "vocab_only", "logits_all", "embedding_only", "repeat_last_n", "penalize_newline", "mirostat_tau",
+    "mirostat_eta",
 }  # fmt: skip
-"""Options that are settings of this server, or have no counterpart that changes a text: they are let go."""
+"""Options that are settings of this server, or say nothing by themselves: they are let go."""
+PLAIN_OPTIONS = {"mirostat": 0, "typical_p": 1, "tfs_z": 1}
+"""Ways of sampling that are not served, each with the value that switches it off."""
+THEIR_NAMES = {ours: theirs for theirs, ours in OPTIONS.items()}
+NUMBER = r"(?:\d++(?:\.\d*+)?+|\.\d++)"
+DURATION = re.compile(rf"[-+]?(?:(?:{NUMBER}(?:ns|us|µs|ms|s|m|h))++|{NUMBER})")
+"""Duration as Go writes it, or a number of seconds; possessive, so that a long text takes no longer than it is long."""
+Wished = TypeVar("Wished", bound=BaseModel)
+
+
+def check_duration(given: str | int | float) -> str | int | float:
+    if isinstance(given, str) and not DURATION.fullmatch(given):
+        raise ValueError(f'keep_alive is {given[:40]!r}, but it must be seconds, or a duration such as "5m".')
+    return given
+
+
+KeepAlive = Annotated[Label | int | float, AfterValidator(check_duration)]
 
 
 class OllamaMessage(Wire):
@@ -49,20 +68,34 @@ class OllamaRequest(Wire):
     stream: bool | None = Field(None, description="true (the default) or false")
     format: str | Shallow | None = Field(None, description='"json" or a JSON schema')
     options: Shallow | None = Field(None, description="an object of sampling options")
-    keep_alive: str | int | float | None = Field(None, description="a duration (without effect)")
-    think: bool | str | None = Field(None, description="true or false; read by chat templates that know it")
+    keep_alive: KeepAlive | None = Field(None, description='a number of seconds, or a duration such as "5m"')
+    think: bool | Literal["low", "medium", "high", "max"] | None = Field(
+        None, description='true, false, "low", "medium", "high" or "max"; read by chat templates that know it'
+    )
+    logprobs: bool | None = Field(None, description="true or false")
+    top_logprobs: int | None = Field(None, ge=0, le=20, description="a whole number from 0 to 20, with logprobs")
+    truncate: bool | None = Field(None, description="true or false (a prompt that is too long is refused)")
+    shift: bool | None = Field(None, description="true or false (a text ends where the context does)")
+
+    @property
+    def unloads(self) -> bool:
+        """Whether the model is to be unloaded at once."""
+        given = self.keep_alive
+        return given is not None and (given == 0 or (isinstance(given, str) and not given.strip("+-0.nuµmsh")))
 
     def sampling(self) -> dict[str, Any]:
         """The options by this server's names. Raises ApiError for those that are not served."""
         made: dict[str, Any] = {}
         for name, value in (self.options or {}).items():
             if name in OPTIONS:
-                unlimited = name == "num_predict" and isinstance(value, int) and value < 0
+                unlimited = name == "num_predict" and isinstance(value, int) and value <= 0
                 if value is not None and not unlimited and not (name == "seed" and value == -1):
                     made[OPTIONS[name]] = value
-            elif name == "mirostat" and value:
-                raise ApiError(400, "options.mirostat is not served; give temperature and top_p.", param="options")
-            elif name not in OF_THE_MACHINE and not name.startswith("mirostat"):
+            elif name in PLAIN_OPTIONS:
+                if value not in (None, PLAIN_OPTIONS[name]):
+                    message = f"options.{name} is not served; give temperature, top_p and min_p."
+                    raise ApiError(400, message, param=f"options.{name}")
+            elif name not in OF_THE_MACHINE:
                 message = f"options has the unknown name {name[:60]!r}; known are {', '.join(OPTIONS)}."
                 raise ApiError(400, message, param="options")
         return made
@@ -77,6 +110,19 @@ class OllamaRequest(Wire):
             raise ApiError(400, 'format must be "json" or a JSON schema.', param="format")
         return {"type": "json_schema", "json_schema": {"name": "answer", "schema": self.format}}
 
+    def made(self, model: type[Wished], values: dict[str, Any]) -> Wished:
+        """A request of this server with these values and the options; a fault has the name that the client
+        gave."""
+        try:
+            return validated(model, {**self.sampling(), **values})
+        except RequestValidationError as error:
+            fault = invalid(error)
+            theirs = THEIR_NAMES.get(fault.param or "")
+            if theirs is None:
+                raise
+            said = fault.message.replace(str(fault.param), f"options.{theirs}", 1)
+            raise ApiError(400, said, param=f"options.{theirs}") from None
+
     def grammar(self) -> dict[str, Any] | None:
         """`grammar` of the completions API, which has no `response_format`."""
         form = self.form()
@@ -87,12 +133,12 @@ class OllamaRequest(Wire):
 
 class OllamaChatRequest(OllamaRequest):
     messages: list[OllamaMessage] = Field(description="a list of messages")
-    tools: list[Shallow] | None = Field(None, max_length=128, description="a list of functions")
+    tools: list[Shallow] | None = Field(None, max_length=128, description="a list of functions, 128 at most")
 
     def chat(self) -> ChatRequest:
         """A chat request with the same wishes."""
         messages = [of_message(message) for message in self.messages]
-        return as_chat(self, messages, self.tools)
+        return as_chat(self, messages, [{"type": "function", **each} for each in self.tools or ()])
 
 
 class OllamaGenerateRequest(OllamaRequest):
@@ -114,6 +160,14 @@ class OllamaGenerateRequest(OllamaRequest):
         for name, reason in reasons.items():
             if getattr(self, name):
                 raise ApiError(400, f"{name} cannot be served: {reason}.", param=name)
+        for name in ("raw", "suffix"):
+            if self.system and getattr(self, name):
+                raise ApiError(400, f"system is given with {name}, which goes to the model as it is; leave one out.",
+                               param="system")  # fmt: skip
+
+    def plain(self) -> str:
+        """The prompt for a model that has no chat template, or is not to use it."""
+        return f"{self.system}\n\n{self.prompt}" if self.system else self.prompt
 
     def chat(self) -> ChatRequest:
         system = [{"role": "system", "content": self.system}] if self.system else []
@@ -127,7 +181,7 @@ class OllamaEmbedRequest(Wire):
     truncate: bool | None = Field(None, description="true or false (a text that is too long is refused)")
     dimensions: int | None = None
     options: Shallow | None = None
-    keep_alive: str | int | float | None = None
+    keep_alive: KeepAlive | None = None
 
 
 class OllamaShowRequest(Wire):
@@ -137,15 +191,19 @@ class OllamaShowRequest(Wire):
 
 
 def as_chat(body: OllamaRequest, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None) -> ChatRequest:
-    kwargs = None if body.think is None else {"enable_thinking": body.think not in (False, "none")}
-    return validated(
+    effort = body.think if isinstance(body.think, str) else None
+    kwargs = {"enable_thinking": body.think} if isinstance(body.think, bool) else None
+    return body.made(
         ChatRequest,
         {
-            **body.sampling(),
+            "stream": body.stream is not False,
             "messages": messages,
             "tools": tools or None,
             "response_format": body.form(),
+            "reasoning_effort": effort,
             "chat_template_kwargs": kwargs,
+            "logprobs": body.logprobs,
+            "top_logprobs": body.top_logprobs,
         },
     )
 

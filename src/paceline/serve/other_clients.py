@@ -76,12 +76,12 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "modalities": either(["text"]),
     "images": either([]),
     "functions": either([]),
-    "service_tier": either("auto", "default"),
+    "service_tier": either("auto", "default", "flex", "priority", "scale"),
     "prediction": lambda value: isinstance(value, dict),
     "cache_prompt": either(True),
     "web_search_options": either({}),
     "store": either(False),
-    "verbosity": either("medium"),
+    "verbosity": either("low", "medium", "high"),
     "metadata": lambda value: isinstance(value, dict),
     "safety_identifier": lambda value: isinstance(value, str),
     "client_metadata": lambda value: isinstance(value, dict),
@@ -115,11 +115,49 @@ FUNCTION_KIND = "function"
 
 
 def renamed(data: dict[str, Any]) -> dict[str, Any]:
-    """A body with our names for the parameters of other servers, and without a seed of -1, which asks for any."""
+    """A body with our names for the parameters of other servers; a seed of -1 asks for any, and -1 tokens for all that
+    there is room for."""
     made = {OTHER_NAMES.get(name, name) if OTHER_NAMES.get(name) not in data else name: v for name, v in data.items()}
     if type(made.get("seed")) is int and made["seed"] == -1:
         del made["seed"]
+    for name in made.keys() & {"max_tokens", "max_completion_tokens"}:
+        if type(made[name]) is int and made[name] == -1:
+            made[name] = UNLIMITED_TOKENS
     return made
+
+
+UNLIMITED_TOKENS = 2**31 - 1
+"""Tokens of an answer that ends where the context does."""
+
+
+def permitted(tools: Any, choice: Any) -> tuple[Any, Any]:
+    """Tools and choice without `allowed_tools`, which names those that may be called: the others are left out. In the
+    layout of the chat and of the responses API; what is not laid out so comes back as it is. Raises ValueError for a
+    name that is not among the tools."""
+    if not isinstance(choice, dict) or choice.get("type") != ALLOWED or not isinstance(tools, list):
+        return tools, choice
+    inner = choice.get(ALLOWED, choice)
+    named = inner.get("tools") if isinstance(inner, dict) else None
+    if not isinstance(named, list) or len(named) > MOST_TOOLS or inner.get("mode") not in ("auto", "required"):
+        raise ValueError('tool_choice of type allowed_tools needs mode, "auto" or "required", and tools, a list.')
+    have, want = [name_of(each) for each in tools], {name_of(each) for each in named} - {None}
+    if missing := sorted(want - {*have}, key=str):
+        raise ValueError(f"tool_choice allows {str(missing[0])[:64]!r}, which is not among the tools.")
+    if not want:
+        return [], "none"
+    return [each for each, name in zip(tools, have, strict=True) if name in want], inner["mode"]
+
+
+def name_of(tool: Any) -> Any:
+    """Name of a function in either API; None for another tool."""
+    if not isinstance(tool, dict) or tool.get("type") != FUNCTION_KIND:
+        return None
+    inner = tool.get("function", tool)
+    name = inner.get("name") if isinstance(inner, dict) else None
+    return name if isinstance(name, str) else None
+
+
+ALLOWED = "allowed_tools"
 
 
 def without_notes(message: Any) -> Any:
@@ -127,6 +165,13 @@ def without_notes(message: Any) -> Any:
     if not isinstance(message, dict) or not message.keys() & MESSAGE_NOTES:
         return message
     return {name: value for name, value in message.items() if name not in MESSAGE_NOTES}
+
+
+def as_text(part: Any) -> Any:
+    """A part of a message; a refusal of an earlier answer as the text that it is."""
+    if isinstance(part, dict) and part.keys() == {"type", "refusal"} and part["type"] == "refusal":
+        return {"type": "text", "text": part["refusal"]}
+    return part
 
 
 def other_kinds(tools: Iterable[Mapping[str, Any]]) -> str:
@@ -145,6 +190,10 @@ def functions_alone(data: Any) -> tuple[Any, str]:
     tools = data.get("tools") if isinstance(data, dict) else None
     if not isinstance(tools, list) or len(tools) > MOST_TOOLS:
         return data, ""
+    given = data.get("tool_choice")
+    tools, chosen = permitted(tools, given)
+    if chosen is not given:
+        data = {**data, "tools": tools, "tool_choice": chosen if tools else None}
     others = [each for each in tools if elsewhere(each)]
     if not others:
         return data, ""

@@ -12,6 +12,7 @@ from paceline.serve.other_clients import (
     NO_MEDIA,
     UNKNOWN_PARAMETERS,
     UNSUPPORTED,
+    as_text,
     functions_alone,
     renamed,
     without_notes,
@@ -193,10 +194,14 @@ class Message(Wire):
     @field_validator("content", mode="before")
     @classmethod
     def _only_text(cls, content: Any) -> Any:
-        for part in content if isinstance(content, list) else ():
+        """A refusal of an earlier answer is text."""
+        if not isinstance(content, list):
+            return content
+        parts = [as_text(part) for part in content]
+        for part in parts:
             if isinstance(part, dict) and part.get("type") not in ("text", None):
                 raise ValueError(f"Content of type {part['type']!r} is not supported: {NO_MEDIA}.")
-        return content
+        return parts
 
     @model_validator(mode="after")
     def _has_content(self) -> "Message":

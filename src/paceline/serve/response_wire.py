@@ -7,7 +7,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel, Field, ValidationError
 
 from paceline.serve.errors import ApiError
-from paceline.serve.other_clients import NO_MEDIA, other_kinds
+from paceline.serve.other_clients import NO_MEDIA, other_kinds, permitted
 from paceline.serve.protocol import ChatRequest, Sampling
 from paceline.serve.wire import MAX_LABEL_CHARS, Shallow, Wire
 
@@ -90,7 +90,9 @@ class ResponsesRequest(Sampling):
     truncation: Literal["disabled", "auto"] | None = Field(None, description='"disabled"')
     background: bool | None = Field(None, description="false")
     metadata: dict[str, str] | None = Field(None, max_length=16, description="texts by name, which come back")
-    service_tier: Literal["auto", "default"] | None = Field(None, description='"auto" or "default"')
+    service_tier: Literal["auto", "default", "flex", "priority", "scale"] | None = Field(
+        None, description='"auto", "default", "flex", "priority" or "scale" (a label)'
+    )
     safety_identifier: str | None = Field(None, description="a text (a label)")
     chat_template_kwargs: Shallow | None = Field(None, description="variables of the model's chat template")
 
@@ -99,6 +101,7 @@ def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatReq
     """Chat request for the body of a responses request. `items`: the whole conversation. `template`: the model's chat
     template. Raises ApiError for fields that are not supported."""
     check(body)
+    tools, wish = allowed(body)
     given = {name: getattr(body, name) for name in Sampling.model_fields if name in body.model_fields_set}
     for name in ("model", "stream", "stream_options", "n", "max_tokens"):
         given.pop(name, None)
@@ -107,8 +110,8 @@ def as_chat(body: ResponsesRequest, items: list[Item], template: str) -> ChatReq
         "stream": bool(body.stream),
         "max_tokens": body.max_output_tokens,
         "messages": one_system(messages(items, body.instructions)),
-        "tools": [tool(each) for each in body.tools or () if each.get("type") == "function"] or None,
-        "tool_choice": choice(body.tool_choice) if functions(body) else None,
+        "tools": [tool(each) for each in tools if each.get("type") == "function"] or None,
+        "tool_choice": choice(wish) if functions(tools, wish) else None,
         "parallel_tool_calls": body.parallel_tool_calls,
         "response_format": None if body.text is None else form(body.text),
         "chat_template_kwargs": {**thinking(body.reasoning, template), **(body.chat_template_kwargs or {})} or None,
@@ -158,10 +161,18 @@ def check(body: ResponsesRequest) -> None:
             raise ApiError(400, message, param="include")
 
 
-def functions(body: ResponsesRequest) -> bool:
+def allowed(body: ResponsesRequest) -> tuple[list[Item], Any]:
+    """Tools that may be called, and the choice among them."""
+    try:
+        tools, wish = permitted(body.tools or [], body.tool_choice)
+    except ValueError as error:
+        raise ApiError(400, str(error), param="tool_choice") from None
+    return tools, wish
+
+
+def functions(tools: list[Item], wish: Any) -> bool:
     """Whether any tool is a function. Raises ApiError for a choice of one that is none."""
-    kinds = [str(each.get("type"))[:40] for each in body.tools or ()]
-    wish = body.tool_choice
+    kinds = [str(each.get("type"))[:40] for each in tools]
     if isinstance(wish, dict) and wish.get("type") != "function":
         message = f"tool_choice names a tool of type {str(wish.get('type'))[:40]!r}, but only functions are served."
         raise ApiError(400, message, param="tool_choice")
