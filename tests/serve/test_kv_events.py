@@ -265,3 +265,26 @@ def test_texts_of_tenants_are_not_joined() -> None:
     assert follows(BlockStored([2], number(b"a" * 16), [2], 1), first)
     assert not follows(BlockStored([2], number(b"a" * 16), [2], 1, extra_keys=[["salt"]]), first)
     assert not follows(BlockStored([2], None, [2], 1), first)
+
+
+@pytest.mark.parametrize("kind", ["endpoint", "replay_endpoint"])
+def test_a_peer_that_announces_a_huge_frame_is_cut_off(kind: str) -> None:
+    """By hand in ZMTP 3.0, as no client announces a frame without having it."""
+    at = {"endpoint": abstract(), "replay_endpoint": abstract()}
+    publisher = KvEvents(EventsConfig(endpoint=at["endpoint"], replay_endpoint=at["replay_endpoint"]))
+    try:
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(WAIT_MS / 1000)
+            peer.connect(at[kind].replace("ipc://@", "\0"))
+            peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(52, b"\0"))
+            role = b"SUB" if kind == "endpoint" else b"DEALER"
+            ready = b"\x05READY\x0bSocket-Type" + len(role).to_bytes(4, "big") + role
+            peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+            peer.sendall(b"\x02" + (3 << 30).to_bytes(8, "big"))
+            try:
+                while peer.recv(4096):
+                    pass
+            except ConnectionResetError:
+                pass
+    finally:
+        publisher.close()

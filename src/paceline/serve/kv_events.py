@@ -37,6 +37,8 @@ REPEATED_BYTES = 64 << 20
 """Most bytes of the batches that can be repeated."""
 REPEATS_A_TURN = 16
 """Most requests for earlier batches that are answered before new events go out."""
+MOST_REQUEST_BYTES = 4096
+"""Largest frame that a peer may send, a topic or a number; one that announces more is cut off before it has memory."""
 MOST_COUNT = 2**31 - 1
 """What ZeroMQ takes as a number."""
 LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
@@ -155,6 +157,7 @@ class KvEvents:
         """`bound`: messages that may wait for one peer; 0: any number."""
         made = self._context.socket(kind)
         made.set(zmq.SNDHWM, bound)
+        made.set(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
         made.set(zmq.IPV6, int("[" in address))
         return made
 
