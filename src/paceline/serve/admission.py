@@ -118,7 +118,7 @@ class Gate:
             )
         if self.max_output is None:
             return params
-        if params.max_tokens in (None, UNLIMITED_TOKENS):
+        if params.max_tokens is None or params.max_tokens == UNLIMITED_TOKENS:
             if params.min_tokens > self.max_output:
                 raise InputError(
                     f"min_tokens is {params.min_tokens}, but this server gives at most {self.max_output}; lower it."
