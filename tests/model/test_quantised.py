@@ -118,6 +118,14 @@ def whole(outputs: int, inputs: int, seed: int) -> tuple[Stored, Tensor]:
     return {"weight": q.to(torch.int8), "weight_scale": scale}, q.float() * scale
 
 
+def shifted(outputs: int, inputs: int, seed: int) -> tuple[Stored, Tensor]:
+    """Bytes whose zero points were not made small, with inputs in another order than their groups."""
+    q, scale = drawn((outputs, inputs), 256, seed) - 128, scales(outputs, 2, seed).float() / 16
+    zero, index = drawn((outputs, 2), 64, seed + 1) - 32, torch.arange(inputs) % 2
+    members = {"weight": q.to(torch.int8), "weight_scale": scale, "weight_zero_point": zero.to(torch.int32)}
+    return {**members, "weight_g_idx": index.to(torch.int32)}, plain_of(q, zero, scale, index)
+
+
 def fp8(block: int, name: str = "weight_scale_inv") -> Callable[..., tuple[Stored, Tensor]]:
     """block 0: a scale for each output; -1: for all."""
 
@@ -169,6 +177,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[..., tuple[Stored, Tensor]], int
     "ct-4-channel": (ct("pack-quantized", 4), packed(4, -1, True), 4),
     "ct-8": (ct("pack-quantized", 8), packed(8, 128, True), 8),
     "ct-int8": (ct("int-quantized", 8), whole, 8),
+    "ct-int8-act": (ct("int-quantized", 8, symmetric=False, actorder="group"), shifted, None),
     "ct-fp8-channel": (ct("float-quantized", 8, "float"), fp8(0, "weight_scale"), None),
     "ct-fp8-tensor": (ct("float-quantized", 8, "float"), fp8(-1, "weight_scale"), None),
     "ct-mxfp4": (ct("mxfp4-pack-quantized", 4, "float"), mx, 4),
@@ -281,6 +290,7 @@ REFUSED: list[tuple[Any, list[str]]] = [
     (ct("nvfp4-pack-quantized", 4, "float"), ["nvfp4-pack-quantized", "int-quantized"]),
     (ct("pack-quantized", 2), ["num_bits is 2"]),
     ({"quant_method": "compressed-tensors", "config_groups": {}}, ["several kinds"]),
+    ({"quant_method": "compressed-tensors", "config_groups": {"W4A16": ["Linear"]}}, ["several kinds"]),
     (g(4, "128"), ["group_size is '128'", "whole number"]),  # type: ignore[arg-type]
     (ct("pack-quantized", 4, "float"), ["pack-quantized (float)"]),
     (

@@ -8,6 +8,7 @@ from paceline import SamplingParams
 from paceline.core.errors import InputError
 from paceline.serve.admission import ApiKeys, Gate
 from paceline.serve.errors import ApiError
+from paceline.serve.other_clients import UNLIMITED_TOKENS
 
 ONE = ([1, 2], SamplingParams())
 
@@ -48,11 +49,13 @@ def test_token_limits() -> None:
     assert params.max_tokens == 10
     ((_, params),) = gate.admit([([1], SamplingParams(max_tokens=4))])
     assert params.max_tokens == 4
+    ((_, params),) = gate.admit([([1], SamplingParams(max_tokens=UNLIMITED_TOKENS))])
+    assert params.max_tokens == 10
     for batch, words in ((([1] * 4, SamplingParams()), "prompt has 4"), (([1], SamplingParams(max_tokens=11)), "is 11"),
                          (([1], SamplingParams(min_tokens=12)), "min_tokens is 12")):  # fmt: skip
         with pytest.raises(InputError, match=words):
             gate.admit([batch])
-    assert gate.inside == 2
+    assert gate.inside == 3
 
 
 def test_keys() -> None:

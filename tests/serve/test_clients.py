@@ -137,7 +137,11 @@ def test_allowed_tools_are_those_that_are_left(flat: bool) -> None:
     made = read(choice("required", "note"))
     assert [tool.function.name for tool in made.tools or ()] == ["note"] and made.tool_choice == "required"
     assert read(choice("auto", "weather", "note")).tool_choice == "auto"
-    for wrong, words in ((choice("auto", "other"), "allows 'other'"), (choice("perhaps", "note"), "needs mode")):
+    for wrong, words in (
+        (choice("auto", "other"), "allows 'other'"),
+        (choice("perhaps", "note"), "needs mode"),
+        (choice("required"), "names no function"),
+    ):
         with pytest.raises(ValueError if not flat else ApiError, match=words):
             read(wrong)
 

@@ -1,5 +1,6 @@
 """Ollama's protocol as its clients use it: streams that come in pieces, times, names, options, models that go."""
 
+import asyncio
 import http.client
 import json
 from pathlib import Path
@@ -77,6 +78,8 @@ def test_a_body_of_curl_needs_no_type_but_one_of_a_page_does(url: str) -> None:
     [
         ("chat", {"messages": SAY, "options": {"num_predict": "many"}}, "options.num_predict is 'many'"),
         ("generate", {"prompt": "a", "raw": True, "options": {"repeat_penalty": 0}}, "options.repeat_penalty is 0"),
+        ("chat", {"messages": SAY, "options": {"num_predict": False}}, "options.num_predict is False"),
+        ("generate", {"prompt": "a", "raw": True, "top_logprobs": 2}, "top_logprobs is given without logprobs"),
         ("chat", {"messages": SAY, "options": {"typical_p": 0.5}}, "options.typical_p is not served"),
         ("chat", {"messages": SAY, "think": "purple"}, "think is 'purple'"),
         ("chat", {"messages": SAY, "keep_alive": "soon"}, "keep_alive is 'soon'"),
@@ -131,6 +134,23 @@ def test_a_model_of_several_goes_when_it_is_told_to() -> None:
             assert post(url + "/api/generate", {"model": "c", "keep_alive": 0})[0] == 404
     finally:
         fleet.close()
+
+
+def test_an_unload_goes_on_when_who_asked_for_it_leaves() -> None:
+    fleet = Fleet({"a": {"model": DEMO / "draft", "dtype": "float32", "max_requests": 2}}, Settings())
+    member = fleet.members["a"]
+
+    async def leave() -> None:
+        member.server = await asyncio.to_thread(fleet._made, member)
+        asking = asyncio.ensure_future(fleet.unload("a"))
+        while member.server is not None:
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.gather(asking, return_exceptions=True)
+        async with fleet._turn:
+            assert member.unloads == 1
+
+    asyncio.run(leave())
 
 
 def test_models_that_cannot_be_served_together_are_named_at_the_start(tmp_path: Path) -> None:

@@ -240,7 +240,8 @@ def compressed(settings: Config) -> Scheme:
                 f"config.json: compressed-tensors with {key} ({str(own)[:60]}) is not served; a checkpoint without is."
             )
     groups = settings.get("config_groups") or {}
-    kinds = [group.get("weights") for group in groups.values()] if isinstance(groups, Mapping) else []
+    sound = isinstance(groups, Mapping) and all(isinstance(group, Mapping) for group in groups.values())
+    kinds = [group.get("weights") for group in groups.values()] if sound else []
     if not kinds or any(not isinstance(kind, Mapping) or kind != kinds[0] for kind in kinds):
         raise CheckpointError("config.json: compressed-tensors with several kinds of weights is not served yet.")
     kind: Config = dict(kinds[0] or {})
@@ -292,22 +293,25 @@ def packed_numbers(bits: int, kind: Config) -> Read:
         each = 32 // bits
         codes = unpacked(layer.take("weight_packed", (outputs, -(-inputs // each))), bits, 1)[:, :inputs]
         scale = in_groups(layer, kind)
-        zero = zero_points(layer, scale, bits)
-        index = layer.take("weight_g_idx", (inputs,)) if layer.has("weight_g_idx") else None
-        if index is not None and bool((index == -1).all()):
-            index = None
-        return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
+        zero = zero_points(layer, scale, bits, words=True)
+        return ordered(of_zeros(codes, scale, zero, bits), order_of(layer), layer.name)
 
     return read
 
 
-def zero_points(layer: QuantisedLayer, scale: Tensor, bits: int) -> Tensor:
-    """[out, groups], of codes from 0 on; stored from the middle on, or as words of `bits` each."""
+def order_of(layer: QuantisedLayer) -> Tensor | None:
+    """The group of each input [in]; None: they lie in order, of which -1 in all places is a sign, too."""
+    index = layer.take("weight_g_idx", (layer.shape[1],)) if layer.has("weight_g_idx") else None
+    return None if index is None or bool((index == -1).all()) else index
+
+
+def zero_points(layer: QuantisedLayer, scale: Tensor, bits: int, words: bool) -> Tensor:
+    """[out, groups], of codes from 0 on; stored from the middle on, or in int32 as `words` of `bits` each."""
     middle = 1 << (bits - 1)
     if not layer.has("weight_zero_point"):
         return torch.full(scale.shape, middle)
     stored = layer.take("weight_zero_point", None)
-    if stored.dtype == torch.int32:
+    if words and stored.dtype == torch.int32:
         zero = unpacked(stored, bits, 0)[: len(scale)].int()
     else:
         zero = (stored.view(1, 1) if stored.numel() == 1 else stored.view(len(stored), -1)).int() + middle
@@ -322,10 +326,11 @@ def whole_bytes(kind: Config) -> Read:
         codes, scale = layer.take("weight", layer.shape), in_groups(layer, kind).float()
         if codes.dtype != torch.int8:
             raise layer.wrong(f"is stored as {codes.dtype}, not in int8")
+        groups = Groups(codes, scale.contiguous(), None, 8)
         if layer.has("weight_zero_point"):
             shifted = (codes.to(torch.int16) + 128).to(torch.uint8)
-            return of_zeros(shifted, scale, zero_points(layer, scale, 8), 8)
-        return Groups(codes, scale.contiguous(), None, 8)
+            groups = of_zeros(shifted, scale, zero_points(layer, scale, 8, words=False), 8)
+        return ordered(groups, order_of(layer), layer.name)
 
     return read
 

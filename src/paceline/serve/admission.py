@@ -16,6 +16,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.door import Trip, Wishes
 from paceline.serve.errors import ApiError, brief
+from paceline.serve.other_clients import UNLIMITED_TOKENS
 
 MOST_WAIT_S = 60
 CLIENT_HEADER = "Paceline-Client"
@@ -117,7 +118,7 @@ class Gate:
             )
         if self.max_output is None:
             return params
-        if params.max_tokens is None:
+        if params.max_tokens is None or params.max_tokens == UNLIMITED_TOKENS:
             if params.min_tokens > self.max_output:
                 raise InputError(
                     f"min_tokens is {params.min_tokens}, but this server gives at most {self.max_output}; lower it."

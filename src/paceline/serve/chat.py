@@ -29,6 +29,7 @@ from paceline.serve.triggered import FALLBACK_MARK
 from paceline.serve.voices import Voice, manner
 from paceline.serve.wishes import sampling_params, seeds
 
+NO_LOGPROBS = "top_logprobs is given without logprobs; set logprobs to true."
 router = APIRouter(route_class=JsonRoute)
 
 
@@ -84,7 +85,7 @@ def wishes(body: ChatRequest, source: str = "") -> SamplingParams:
     if None is not body.max_tokens != limit:
         raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
-        raise ApiError(400, "top_logprobs is given without logprobs; set logprobs to true.", param="top_logprobs")
+        raise ApiError(400, NO_LOGPROBS, param="top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
     if speaks(source) and body.parallel_tool_calls is False:  # a call ends the answer there
         body = body.model_copy(update={"parallel_tool_calls": None})

@@ -368,14 +368,17 @@ class Fleet:
             member.gone = None
 
     async def unload(self, name: str) -> None:
-        """Unload a model, once its last call has ended. ApiError 404 for a name that is not served, 503 where it stays
-        in use."""
+        """Unload a model, once its last call has ended; it continues when who asks leaves. ApiError 404 for a name that
+        is not served, 503 where it stays in use."""
         member = self.members.get(name)
         if member is None:
             raise unknown_model(name, list(self.members))
+        await asyncio.shield(self._told_to_go(member))
+
+    async def _told_to_go(self, member: Member) -> None:
         async with self._turn:
             if member.server is not None and not await self._unload(member):
-                message = f"Model {name!r} is in use; try again in {TURN_S:.0f} s."
+                message = f"Model {member.name!r} is in use; try again in {TURN_S:.0f} s."
                 raise ApiError(503, message, param="model", code="model_busy", headers={"Retry-After": f"{TURN_S:.0f}"})
 
     def close(self) -> None:

@@ -15,7 +15,7 @@ from paceline.core.params import SamplingParams
 from paceline.engine.outputs import Chunk, Completion
 from paceline.serve import logprobs
 from paceline.serve.body import JsonRoute, check_type, size
-from paceline.serve.chat import ChoiceReader, begin
+from paceline.serve.chat import NO_LOGPROBS, ChoiceReader, begin
 from paceline.serve.embeddings import EmbeddingRequest, source
 from paceline.serve.embeddings import answer as embedded
 from paceline.serve.errors import ApiError
@@ -94,6 +94,8 @@ async def generate(body: OllamaGenerateRequest, request: Request, host: Here) ->
         fim = fim_of(server, "suffix") if body.suffix else None
         ids = await (filled(server, fim, [body.prompt], body.suffix or "") if fim else encode(server, [body.plain()]))
         grammar = body.grammar()
+        if body.top_logprobs is not None and not body.logprobs:
+            raise ApiError(400, NO_LOGPROBS, param="top_logprobs")
         top = (body.top_logprobs or 0) if body.logprobs else None
         wish = body.made(CompletionRequest, {"prompt": body.prompt, "grammar": grammar, "logprobs": top})
 

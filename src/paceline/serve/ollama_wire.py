@@ -88,7 +88,7 @@ class OllamaRequest(Wire):
         made: dict[str, Any] = {}
         for name, value in (self.options or {}).items():
             if name in OPTIONS:
-                unlimited = name == "num_predict" and isinstance(value, int) and value <= 0
+                unlimited = name == "num_predict" and type(value) is int and value <= 0
                 if value is not None and not unlimited and not (name == "seed" and value == -1):
                     made[OPTIONS[name]] = value
             elif name in PLAIN_OPTIONS:

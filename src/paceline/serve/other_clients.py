@@ -144,6 +144,8 @@ def permitted(tools: Any, choice: Any) -> tuple[Any, Any]:
     if missing := sorted(want - {*have}, key=str):
         raise ValueError(f"tool_choice allows {str(missing[0])[:64]!r}, which is not among the tools.")
     if not want:
+        if inner["mode"] == "required":
+            raise ValueError("tool_choice requires a call, but names no function that may be called.")
         return [], "none"
     return [each for each, name in zip(tools, have, strict=True) if name in want], inner["mode"]
 
