@@ -125,7 +125,7 @@ def test_case_C10_others_are_still_refused(url: str) -> None:
         HARMLESS.keys() <= UNSUPPORTED.keys() | UNKNOWN_PARAMETERS.keys()
         and not UNSUPPORTED.keys() & UNKNOWN_PARAMETERS.keys()
     )
-    for more in ({"best_of": 2}, {"service_tier": "flex"}, {"store": True}, {"top_k": -2}, {"suffix": "x"}):
+    for more in ({"best_of": 2}, {"service_tier": "soon"}, {"store": True}, {"top_k": -2}, {"suffix": "x"}):
         assert post(url + COMPLETIONS, {"prompt": "a", **more})[0] == 400
     status, answer = post(url + CHAT, {"messages": USER, "reasoning_effort": 3})
     assert status == 400 and answer["error"]["param"] == "reasoning_effort"
