@@ -53,6 +53,7 @@ def test_the_least_free_gives_to_the_freest() -> None:
     assert pairs(loads) == [("a", "d"), ("b", "c")]
     assert pairs([load("a", 99, 4), load("b", 90, 1)]) == [], "a move there would not help"
     assert pairs([load("a", 0, 0), load("b", 0, 0)]) == []
+    assert pairs([load("a", 95, 1), load("b", 0, 0)]) == [], "the only sample would come back"
 
 
 def test_one_that_drains_gives_to_any() -> None:

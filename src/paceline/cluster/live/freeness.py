@@ -112,10 +112,12 @@ def place(loads: Iterable[EngineLoad], pressing: bool = False) -> str | None:
 
 def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:
     """(source, destination) of this round's migrations: the least free with the freest, the second with the second. One
-    that drains gives to any that takes; others give only where it helps. An engine whose first in the queue does not
-    fit is none too free, so that what is scattered over several engines becomes room on one."""
+    that drains gives to any that takes; others give only where it helps, and never their only sample, which would come
+    back. An engine whose first in the queue does not fit is none too free, so that what is scattered over several
+    engines becomes room on one."""
     by = sorted(((freeness(each), each.name, each) for each in loads if each.alive), key=lambda it: it[:2])
-    sources = [each for free, _, each in by if free < LOW_FREENESS and each.running + each.waiting > 0]
+    crowded = [each for free, _, each in by if free < LOW_FREENESS]
+    sources = [each for each in crowded if each.running + each.waiting >= (1 if each.draining else 2)]
     giving = {each.name for each in sources}
     takers = [(free, each) for free, _, each in reversed(by) if each.takes and each.name not in giving]
     return [(a.name, b.name) for a, (free, b) in zip(sources, takers) if a.draining or free > HIGH_FREENESS]
