@@ -21,18 +21,16 @@ from paceline.cluster.live.freeness import (
 )
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink
 from paceline.cluster.live.moving import move
-from paceline.cluster.live.voyage import Voyage, Voyages
+from paceline.cluster.live.voyage import START_S, Voyage, Voyages
 from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.engine.totals import Snapshot, Totals
 
 log = logging.getLogger("paceline")
 NO_LINK_S = 60.0
-"""How long requests wait while no engine takes any."""
+"""How long new requests wait while no engine takes any. Those that run wait as long as an engine may take to start."""
 ANSWER_S = 30.0
 """Time for an engine's sign of life; then it counts as dead."""
-START_S = 900.0
-"""Time for an engine to load its model."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
 FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0
@@ -159,9 +157,10 @@ class Engines:
         finally:
             del self._opening[key]
 
-    async def freest(self, pressing: bool = False) -> EngineLink:
-        """The engine for a new request, which may be urgent. Raises RuntimeError when none takes any for a while."""
-        until = monotonic() + NO_LINK_S
+    async def freest(self, pressing: bool = False, patience_s: float | None = None) -> EngineLink:
+        """The engine for a request, which may be urgent. Raises RuntimeError when none takes any for so long; for a new
+        request that is `NO_LINK_S`."""
+        until = monotonic() + (NO_LINK_S if patience_s is None else patience_s)
         while (name := place(self.loads(), pressing)) is None:
             self._change.clear()
             try:

@@ -141,7 +141,8 @@ ENGINE_GAUGES: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
     "requests_running": ("Samples that the engine decodes.", lambda it: it["running"]),
     "requests_waiting": ("Samples that wait there.", lambda it: it["waiting"]),
     "kv_cache_usage_perc": (
-        "Share of its K/V blocks that samples hold; 1 is all.", lambda it: it["kv"]["used"] / max(1, it["kv"]["blocks"]),
+        "Share of its K/V blocks that samples hold; 1 is all.",
+        lambda it: it["kv"]["used"] / max(1, it["kv"]["blocks"]),
     ),
     "freeness": ("Free blocks for each sample; below 0 it lacks some.", lambda it: it["freeness"] or 0.0),
 }  # fmt: skip

@@ -27,6 +27,8 @@ from paceline.core.request import Request
 if TYPE_CHECKING:
     from paceline.cluster.live.engines import Engines
 
+START_S = 900.0
+"""Time for an engine to load its model."""
 log = logging.getLogger("paceline")
 MOST_LOSSES = 3
 """Engines that one sample may lose without a token in between before it is given up: it may be what ends them."""
@@ -161,7 +163,7 @@ class Voyages:
             try:
                 wished = prefer is not None and self.engines.takes(prefer)
                 pressing = any(urgent(voyage.request.params.priority) for voyage in going)
-                link = prefer if wished and prefer is not None else await self.engines.freest(pressing)
+                link = prefer if wished and prefer is not None else await self.engines.freest(pressing, START_S)
             except RuntimeError as error:
                 self._fail(going, str(error))
                 return
