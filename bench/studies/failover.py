@@ -49,6 +49,8 @@ class Heard:
     """Longest time between two chunks."""
     since: float = 0.0
     """When that began."""
+    first: float = 0.0
+    """Seconds to the first chunk."""
     error: str = ""
 
     def what(self) -> tuple[Any, ...]:
@@ -84,13 +86,14 @@ def asked(number: int, seed: int) -> dict[str, Any]:
 async def listen(client: AsyncOpenAI, model: str, call: dict[str, Any], wait: float) -> Heard:
     """Send it and follow the stream."""
     await asyncio.sleep(wait)
-    heard, last = Heard(), dict[int, float]()
+    heard, last, began = Heard(), dict[int, float](), perf_counter()
     try:
         stream = await client.completions.create(
             model=model, stream=True, stream_options={"include_usage": True}, **call
         )
         async for event in stream:
             now = perf_counter()
+            heard.first = heard.first or now - began
             if event.usage is not None:
                 heard.counted = event.usage.completion_tokens
             for choice in event.choices:

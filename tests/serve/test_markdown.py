@@ -52,8 +52,8 @@ def test_the_whole_script_parses(tmp_path: Path) -> None:
 
 FLEET = """
 const made = {};
-const node = (name) => ({name, kids: [], append(...n) { this.kids.push(...n); }, setAttribute() {}, addEventListener() {},
-  replaceChildren(...n) { this.kids = n; }});
+const node = (name) => ({name, kids: [], append(...n) { this.kids.push(...n); }, setAttribute() {},
+  addEventListener() {}, replaceChildren(...n) { this.kids = n; }});
 const document = {createElement: node, createElementNS: (_, name) => node(name), addEventListener() {},
   getElementById: (id) => made[id] ??= node(id)};
 %s
@@ -83,7 +83,7 @@ def test_the_dashboard_has_a_row_for_each_engine_of_a_cluster() -> None:
     assert done.returncode == 0, done.stderr[-500:]
     plain, said, first, second = done.stdout.splitlines()
     assert plain == "true" and said == "false 2 wanted · 1 starting · 3 lost so far · 4 requests moved"
-    assert first == "engine-1|serving|2|1|50.0 %|2|7|0" and second == "engine-2|draining|2|1|50.0 %|–|7|0"
+    assert first == "engine-1|serving|2|1|50.0 %|2|7|0" and second == "engine-2|draining|2|1|50.0 %|\u2013|7|0"
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:6])

@@ -73,7 +73,7 @@ class Gate:
         self._leavings: deque[float] = deque(maxlen=64)
 
     def resize(self, running: int) -> None:
-        """From now on so many samples run at once. Those that are inside stay."""
+        """Change the number of samples that run at once. Those that are inside stay."""
         self.places += running - self.running
         self.budget.most, self.running = self.places, running
 

@@ -112,7 +112,7 @@ def described(engines: Engines) -> dict[str, Any]:
     }  # fmt: skip
 
 
-class EngineCollector(Collector):
+class ClusterCollector(Collector):
     """Figures of each engine, with the label `engine`, and of the cluster."""
 
     def __init__(self, engines: Engines) -> None:
@@ -158,7 +158,7 @@ def application(engines: Engines, options: Options, settings: Settings) -> FastA
     app = create_app(server, settings)
     app.include_router(router)
     operation: Operation = app.state.operation
-    operation.metrics.registry.register(EngineCollector(engines))
+    operation.metrics.registry.register(ClusterCollector(engines))
     operation.parts["cluster"] = lambda: described(engines)
     engines.resized = lambda: operation.gate.resize(server.max_requests)
     return app
