@@ -155,6 +155,15 @@ def test_its_first_steps_tell_what_it_costs() -> None:
     assert times.of_draft(tree) > before / 2
 
 
+def test_a_draft_that_offered_nothing_says_little_of_a_price() -> None:
+    """Its call was all that it took: in one step it mends no price by any factor, and it is none of the first steps."""
+    work, nothing, chain = Work(1, 1, 20, 20, 1), Drafting("model", 1, 0, 0), Drafting("model", 1, 4, 4)
+    times = slow_pair()
+    before = times.of_draft(chain)
+    times.observe(work, [nothing, replace(nothing, drafter="tree")], Times(0.055, {"model": 1e-6, "tree": 1e-6}, 1e-3))
+    assert times.of_draft(chain) > 0.8 * before and "tree" not in times.drafts and not times.served
+
+
 def test_a_table_from_a_busy_start_is_doubted_until_a_drafter_has_served() -> None:
     """The least price that is believed is that of the quiet machine. First steps replace it by what they measured on
     average, an interrupted one among them; a machine that gets faster leaves less to doubt."""
