@@ -19,7 +19,7 @@ import statistics
 import time
 from collections.abc import Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,8 @@ FACTS = {
     ),
 }
 DEEPEST = 16
+PRESSED = 2 * statistics.NormalDist().cdf(0.8) * math.exp(0.8**2 / 2)
+"""Wall over CPU time of a start under pressure: the mean of exp(|N(0, 0.8)|), by which its times are too long."""
 
 
 @dataclass
@@ -147,7 +149,7 @@ class Machine:
         return Times(factor * target, drafts, factor * rest)
 
     def table(self, how: str) -> StepTimes:
-        """What start-up would have measured: `clean`, or under `pressure`."""
+        """What start-up would have measured: `clean`; under `pressure`; or, `x3`, drafts alone three times too slow."""
         times = StepTimes()
         wrong = (
             (lambda: math.exp(abs(self.rng.gauss(0, 0.8))))
@@ -179,6 +181,11 @@ class Machine:
                 )
             )
         times.fit(took)
+        if how == "pressure":
+            times.doubt = PRESSED
+        elif how.startswith("x"):
+            times.drafts = {name: terms.scaled(float(how[1:])) for name, terms in times.drafts.items()}
+            times.doubt = max(1.01, float(how[1:]) * math.exp(random.Random(how + str(self.read)).gauss(0, 0.25)))
         return times
 
 
@@ -264,6 +271,8 @@ class World:
     clients: int
     table: str = "clean"
     seed: int = 0
+    noise: int = 0
+    """Seed of the noise of its steps, for another run of the same world."""
 
     @classmethod
     def drawn(cls, seed: int) -> "World":
@@ -301,7 +310,7 @@ class World:
         """Tokens/s of all texts by this drafter, and what else there is to say."""
         table = self.machine.table(self.table)
         machine = deepcopy(self.machine)
-        machine.rng = random.Random(self.seed + 1)
+        machine.rng = random.Random(self.seed + 1 + self.noise)
         arms = ARMS if drafter == "auto" else ()
         jobs = [
             WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, drafter, arms, "exact", t.tokens, judge_free=True,
@@ -420,6 +429,8 @@ def main() -> None:
     parser.add_argument(
         "--fixed", type=int, default=5, help="of so many machines one is run by every fixed drafter, too"
     )
+    parser.add_argument("--table", help="how prices were measured in all worlds: clean, pressure, or x3")
+    parser.add_argument("--noise", type=int, default=0, help="seed of the steps' noise")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--beside", type=Path, help="the figures of another planner")
@@ -427,7 +438,8 @@ def main() -> None:
     rows, end = list[dict[str, Any]](), time.monotonic() + args.limit
     if args.what == "logs":
         for path in args.paths:
-            rows.append(judge(World.recorded(path), True))
+            world = World.recorded(path)
+            rows.append(judge(replace(world, table=args.table or world.table, noise=args.noise), True))
             row = rows[-1]
             each = {k: round(v, 3) for k, v in row["fixed"].items()}
             print(
@@ -439,7 +451,8 @@ def main() -> None:
             )
     else:
         for i in range(args.count):
-            rows.append(judge(World.drawn(args.seed + i), i % args.fixed == 0))
+            world = World.drawn(args.seed + i)
+            rows.append(judge(replace(world, table=args.table or world.table, noise=args.noise), i % args.fixed == 0))
             if time.monotonic() > end:
                 break
     if args.json:

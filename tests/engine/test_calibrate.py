@@ -7,7 +7,7 @@ import pytest
 from paceline import LLM
 from paceline.core.rows import Out, Rows
 from paceline.engine import calibrate
-from paceline.plan.cost import KNOTS
+from paceline.plan.cost import KNOTS, StepTimes
 
 
 @pytest.fixture(scope="module")
@@ -37,3 +37,17 @@ def test_no_pass_begins_that_would_not_end_in_time(llm: LLM, monkeypatch: pytest
     sizes = [work.rows for work, _ in calibrate.passes(llm.engine, 100.0)]
     assert set(sizes) <= set(KNOTS) and 16 in sizes and now[0] <= 100.0
     assert [*calibrate.passes(llm.engine, now[0] - 1.0)] == []
+
+
+@pytest.mark.parametrize("cpu, waits, doubt", [(10.0, 0.0, 1.0), (2.0, 0.0, 5.0), (10.0, 15.0, 2.5)])
+def test_a_table_of_a_busy_start_is_doubted_and_not_kept(
+    llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: float, waits: float, doubt: float
+) -> None:
+    """Ten seconds on the clock: with a CPU, with a fifth of one, and as one of many threads that want one."""
+    clocks = {"perf_counter": [0.0, 10.0], "process_time": [0.0, cpu], "waited": [0.0, waits]}
+    for name, values in clocks.items():
+        monkeypatch.setattr(calibrate, name, iter(values).__next__)
+    monkeypatch.setattr(calibrate, "place", lambda facts: tmp_path / "times.json")
+    monkeypatch.setattr(calibrate, "measure", lambda engine: StepTimes())
+    times = calibrate.calibrated(llm.engine, {})
+    assert times.doubt == doubt and (tmp_path / "times.json").exists() == (doubt == 1.0)

@@ -155,6 +155,37 @@ def test_its_first_steps_tell_what_it_costs() -> None:
     assert times.of_draft(tree) > before / 2
 
 
+def test_a_draft_that_offered_nothing_says_little_of_a_price() -> None:
+    """Its call was all that it took: in one step it mends no price by any factor, and it is none of the first steps."""
+    work, nothing, chain = Work(1, 1, 20, 20, 1), Drafting("model", 1, 0, 0), Drafting("model", 1, 4, 4)
+    times = slow_pair()
+    before = times.of_draft(chain)
+    times.observe(work, [nothing, replace(nothing, drafter="tree")], Times(0.055, {"model": 1e-6, "tree": 1e-6}, 1e-3))
+    assert times.of_draft(chain) > 0.8 * before and "tree" not in times.drafts and not times.served
+
+
+def test_a_table_from_a_busy_start_is_doubted_until_a_drafter_has_served() -> None:
+    """The least price that is believed is that of the quiet machine. First steps replace it by what they measured on
+    average, an interrupted one among them; a machine that gets faster leaves less to doubt."""
+    work, model = Work(5, 1, 20, 100, 5), Drafting("model", 1, 4, 4)
+    times, clean = slow_pair(), slow_pair()
+    times.doubt = 4.0
+    price = times.of_draft(model)
+    assert times.hope("model") == 0.25 and clean.hope("model") == 1.0
+    again = StepTimes.load(json.loads(json.dumps(times.dump())))
+    assert again.hope("model") == 0.25 and StepTimes.load({**clean.dump(), "doubt": 1.0}).doubt == 1.0
+    for count, part in enumerate((0.6, 0.7, 0.6, 1.1)):
+        assert times.hope("model") == pytest.approx(0.25, rel=0.01), count
+        for each in (times, clean):
+            each.observe(work, [model], Times(0.055, {"model": part * price}, 1e-3))
+    assert times.hope("model") == 1.0 and times.hope("other") < 1.0
+    assert times.of_draft(model) == pytest.approx(0.75 * price, rel=0.02) and clean.of_draft(model) > 0.77 * price
+    plain, hoped = Work(1, 1, 20, 20, 1), times.hope("other")
+    for _ in range(20):
+        times.observe(plain, [], Times(0.5 * times.of_target(plain), {}, 1e-3))
+    assert hoped < times.hope("other") == 1.0
+
+
 def test_a_table_is_kept_as_json() -> None:
     rng, times = random.Random(4), StepTimes()
     for _ in range(50):

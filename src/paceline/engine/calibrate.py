@@ -99,9 +99,11 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     if cpu >= LEAST_CPU_SHARE * took and waits <= MOST_WAIT_SHARE * took:
         keep(path, times)
     else:
+        times.doubt = max(took, cpu + waits) / max(cpu, 1e-9)
         log.info(
             "While step times were measured, the process had %.0f %% of a CPU and waited for one for %.0f %% of the "
-            "time, because of a quota or other programs; the table is used now and measured again at the next start.",
+            "time, because of a quota or other programs; the table is used now, prices of drafts with doubt until they "
+            "have served, and measured again at the next start.",
             100 * cpu / took, 100 * waits / took,
         )  # fmt: skip
     return times
@@ -137,6 +139,7 @@ def check(times: StepTimes) -> None:
     numbers = [times.speed, times.seen, *(weight for terms, _ in pairs for weight in terms.weights.values())]
     if any(terms.weights.keys() != like.weights.keys() for terms, like in pairs):
         raise ValueError("its terms are those of another table")
+    numbers.append(times.doubt - 1.0)
     if times.speed == 0 or not all(type(x) in (int, float) and 0 <= x < math.inf for x in numbers):
         raise ValueError("its numbers are no times")
 

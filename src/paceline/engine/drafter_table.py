@@ -90,7 +90,8 @@ class DrafterTable:
             return True
         kept = request.lease.frontier.get(group, 0) if isinstance(request.lease, Lease) else 0
         seconds = self.times.of_reading(chains(self.entries, group), max(1, len(request.tokens) - kept))
-        return self.decision.reads(request.id, group, seconds, request.left)
+        hope = min(map(self.times.hope, chains(self.entries, group)), default=1.0)
+        return self.decision.reads(request.id, group, seconds, request.left, hope)
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep."""

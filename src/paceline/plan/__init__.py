@@ -82,18 +82,20 @@ class StepDecision:
     """The request that may read for such a group: one shows what it is good for."""
     answers: dict[tuple[int, str], bool] = field(default_factory=dict)
 
-    def reads(self, request: int, group: str, seconds: float, left: int) -> bool:
+    def reads(self, request: int, group: str, seconds: float, left: int, hope: float = 1.0) -> bool:
         """Is reading a text with this group for `seconds` worth it, where `left` tokens may still come? It is if the
-        expected gain pays for it; if only the best one does, one request reads, as
-        far as there is room. The same question has the same
-        answer throughout a step."""
+        expected gain pays for it; if only the best one does for the share `hope` of the seconds, one request reads, as
+        far as there is room. Where it is only hoped that there is, there must be as much again, for the tries that it
+        reads for. The same question has the same answer throughout a step."""
         if group not in self.gain:
             return True
         if (answer := self.answers.get((request, group))) is None:
             expected, best = (each * min(left, HORIZON) for each in self.gain[group])
             answer = expected >= seconds
-            if not answer and request == self.explorer and best >= seconds and self.room >= seconds:
-                self.room -= seconds
+            least = hope * seconds
+            need = least if hope == 1.0 else 2 * least
+            if not answer and request == self.explorer and best >= least and self.room >= need:
+                self.room -= need
                 answer = True
             self.answers[request, group] = answer
         return answer

@@ -39,10 +39,13 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 class Price:
     """Seconds of a step that is `base` and some rows more, less what the rows of prompts cost in any case: next to
     them, who bring no tokens, drafts would seem cheap. Where one of `runs` drafts for all who draft, a step may have
-    as many passes as `patience` allows, and each its part is counted. Made for one decision: it remembers."""
+    as many passes as `patience` allows, and each its part is counted. `hopeful`: prices of drafts are the lowest that
+    can be true (`StepTimes.hope`). Made for one decision: it remembers."""
 
-    def __init__(self, times: StepTimes, base: Work, patience: float = 0.0, runs: Collection[str] = ()) -> None:
-        self.times, self.base, self.patience, self.runs = times, base, patience, runs
+    def __init__(
+        self, times: StepTimes, base: Work, patience: float = 0.0, runs: Collection[str] = (), hopeful: bool = False
+    ) -> None:
+        self.times, self.base, self.patience, self.runs, self.hopeful = times, base, patience, runs, hopeful
         alone = Work(base.requests, base.requests, base.context, base.context, base.requests)
         self.sunk = times.of_target(base) - times.of_target(alone) if base.rows > base.requests else 0.0
         self.known: dict[int, float] = {}
@@ -61,13 +64,17 @@ class Price:
             self.known[nodes] = seconds
         return seconds
 
+    def draft(self, part: Drafting) -> float:
+        """Seconds of one drafter's part."""
+        return self.times.of_draft(part) * (self.times.hope(part.drafter) if self.hopeful else 1.0)
+
     def of(self, choice: Choice) -> float:
         """With it."""
         return self.drafted(sum(point.rows for _, point in choice.values()), parts_of(choice))
 
     def drafted(self, rows: float, parts: Sequence[Drafting]) -> float:
         """Seconds with `rows` that these draft."""
-        of_draft, of_rest, requests = self.times.of_draft, self.times.of_rest, self.base.requests
+        of_draft, of_rest, requests = self.draft, self.times.of_rest, self.base.requests
         if self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts):
             alone = self.rows(rows) - of_rest(requests, rows)
             alone += sum(of_draft(part.within(1)) for part in parts)
@@ -87,8 +94,8 @@ class Price:
             row = average
             if part.depth:  # a tree pays by passes, which it weighs itself
                 fewer = replace(part, nodes=max(0, part.nodes - part.requests))
-                row += (self.times.of_draft(part) - self.times.of_draft(fewer)) / part.requests
-            level = self.times.of_draft(part) - self.times.of_draft(replace(part, depth=max(0, part.depth - 1)))
+                row += (self.draft(part) - self.draft(fewer)) / part.requests
+            level = self.draft(part) - self.draft(replace(part, depth=max(0, part.depth - 1)))
             level *= goodput / part.requests
             out[part.drafter] = MinChance(goodput * row, level, pass_)
         return out

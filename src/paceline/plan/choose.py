@@ -251,10 +251,10 @@ class Goodput(LengthPolicy):
         points = {r.id: same if alike else self._all(r, base) for r in requests}
         return best(points, room, self._price(requests, base))
 
-    def _price(self, requests: Sequence[Request], base: Work) -> Price:
+    def _price(self, requests: Sequence[Request], base: Work, hopeful: bool = False) -> Price:
         straight = base.rows == len(requests) and all(r.judge_free for r in requests)
         runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
-        return Price(self.times, base, self.patience if straight else 0.0, runs)
+        return Price(self.times, base, self.patience if straight else 0.0, runs, hopeful)
 
     def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
         """Choose again."""
@@ -322,7 +322,7 @@ class Goodput(LengthPolicy):
         others = [name for name in request.arms if name not in used]
         if not others:
             return None
-        price, given_up = self._price(requests, base), held[request.id][1].tokens if request.id in held else 0.0
+        price, given_up = self._price(requests, base, True), held[request.id][1].tokens if request.id in held else 0.0
         most, found = now.goodput, None
         for drafter, points in self._all(request, base, 1, others).items():
             for point in points:
@@ -352,14 +352,14 @@ class Goodput(LengthPolicy):
             return found[1] if found else {}
         out: dict[str, tuple[float, float]] = {}
         base = Work.of([(1, len(requests[0].tokens), 1)] * n)
-        price = self._price(requests, base)
+        prices = self._price(requests, base), self._price(requests, base, True)
         for drafter in sorted({name for arms in {r.arms for r in requests} for name in arms if name in self.arms}):
             arm = self.arms[drafter]
             if arm.facts.group is None:
                 continue
             like = next(r for r in requests if drafter in r.arms)
             saved = []
-            for bound in (0, 1):
+            for bound, price in enumerate(prices):
                 points = self._points(like, drafter, arm.sizes, DEPTH, n, bound)
                 took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))

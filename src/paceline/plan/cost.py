@@ -30,7 +30,8 @@ OFF = 2.0
 """Factor between what was measured and what was expected at which one interrupted step says little, if it took longer;
 nothing makes a step that much faster by chance, so a price that is that much too high is mended at once."""
 FIRST = 4
-"""First steps of a drafter in service, in which its price may be mended by any factor."""
+"""First steps of a drafter in service, in which its price may be mended by any factor. Those in which it had nothing to
+offer do not count."""
 FEW = 8
 """Latest steps that count for what two things at once save, at start-up."""
 
@@ -164,6 +165,9 @@ class StepTimes:
     machine that has changed since has changed for it, too."""
     latest: list[Drafting] = field(default_factory=list)
     """What the latest step drafted."""
+    doubt: float = 1.0
+    """Factor by which prices of drafts may be too high: above 1 where the table was measured while the process had not
+    a CPU to itself, wall over CPU time then. It holds for drafters that have no FIRST steps in service yet."""
 
     def of_target(self, work: Work) -> float:
         """Seconds of the target's pass: `Terms.predict` of its features, written out, for choices ask it often."""
@@ -195,6 +199,10 @@ class StepTimes:
         longer for them than for one as the target does."""
         whole = Work(rows, 1, rows, rows * rows // 2, 1)
         return self.of_level(drafters) * self.of_target(whole) / self.of_target(Work.of([(1, rows, 1)]))
+
+    def hope(self, drafter: str) -> float:
+        """Lowest share of a drafter's price that can be true."""
+        return 1.0 / self.doubt if self.served.get(drafter, 0) < FIRST else 1.0
 
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
@@ -265,8 +273,9 @@ class StepTimes:
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
         strange = {part.drafter for part in parts} - self.drafts.keys()
         for part in parts:
-            self.drafter(part.drafter)
-            self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
+            if part.nodes:
+                self.drafter(part.drafter)
+                self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
         nodes = judged(parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
         rest = self.of_rest(work.requests, nodes, work.passes)
@@ -278,11 +287,15 @@ class StepTimes:
         else:
             self._passed(work, times.target, target)
         for part, draft in zip(parts, drafts):
-            if part.drafter in times.drafts:
+            if part.drafter in times.drafts and part.drafter in self.drafts:
                 ratio = times.drafts[part.drafter] / max(draft, FLOOR)
-                young = self.measured and self.served[part.drafter] <= FIRST
+                young = self.measured and part.nodes and self.served[part.drafter] <= FIRST
                 if young and (ratio < 1.0 / OFF or (ratio > OFF and part.drafter in strange)):
                     self.drafts[part.drafter] = self.drafts[part.drafter].scaled(max(ratio, FLOOR))
+                    continue
+                if young and self.doubt > 1.0:  # the mean of what was measured in service
+                    by = 1.0 + (min(ratio, OFF) - 1.0) / self.served[part.drafter]
+                    self.drafts[part.drafter] = self.drafts[part.drafter].scaled(by)
                     continue
                 ratio = _ratio(times.drafts[part.drafter], draft)
                 faster = 1.0 + DRIFT * (ratio - 1.0)
@@ -300,6 +313,7 @@ class StepTimes:
             self.speed *= faster
             for name in self.drafts.keys() - self.served.keys():
                 self.drafts[name] = self.drafts[name].scaled(faster)
+            self.doubt = max(1.0, self.doubt * faster)
             self.target.learn(_features(work), ratio / faster)
         else:
             for k in hats(work.rows):
@@ -367,7 +381,7 @@ class StepTimes:
         drafts = {name: terms.weights for name, terms in self.drafts.items()}
         target = {str(k): v for k, v in self.target.weights.items()}
         return {"target": target, "rest": self.rest.weights, "drafts": drafts, "speed": self.speed, "seen": self.seen,
-                "beside": self.beside, "measured": self.measured}  # fmt: skip
+                "beside": self.beside, "measured": self.measured, "doubt": self.doubt}  # fmt: skip
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "StepTimes":
@@ -375,7 +389,8 @@ class StepTimes:
         target = Terms({int(k) if k.isdigit() else k: v for k, v in data["target"].items()})
         drafts = {name: Terms(weights) for name, weights in data["drafts"].items()}
         rest, measured = Terms(data["rest"]), data.get("measured", False)
-        return cls(target, rest, drafts, data["speed"], data["seen"], data.get("beside", {}), measured)
+        seen, beside, doubt = data["seen"], data.get("beside", {}), data.get("doubt", 1.0)
+        return cls(target, rest, drafts, data["speed"], seen, beside, measured, doubt=doubt)
 
 
 def _features(work: Work) -> dict[Any, float]:
