@@ -16,7 +16,7 @@ from time import perf_counter
 from paceline import LLM, SamplingParams
 from paceline.bench.random_lora import random_lora
 from paceline.model.checkpoint import read_config, resolve
-from paceline.model.lora import lora_places
+from paceline.model.lora_places import lora_places
 
 ROWS = 16
 

@@ -21,7 +21,8 @@ from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
 from paceline.engine.adapters import Adapters
 from paceline.model.checkpoint import read_config
-from paceline.model.lora import LoraWeights, fused, interleaved, lora_places, read_lora
+from paceline.model.lora import LoraWeights, fused, interleaved, read_lora
+from paceline.model.lora_places import lora_places
 from tests.tiny import tiny_checkpoint
 
 FAMILIES = ("llama", "phi3", "mixtral", "qwen2_moe", "lfm2")
