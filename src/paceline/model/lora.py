@@ -83,13 +83,13 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
     config = read_lora_config(path)
     names = FAMILIES[spec.family].names
     weights = checked(_assembled(path, config, read_lora_tensors(path), names), path, spec, max_rank)
+    _check_complete(path, config, weights, spec)
     for module in weights.modules:
         if (key := left_out(config, module)) is not None:  # PEFT would compute without them
             raise CheckpointError(
                 f"The adapter {path} has factors of {module}, which {key} of its config leaves out; mend the config, "
                 "or save the adapter again."
             )
-    _check_complete(path, config, weights, spec)
     return weights
 
 
