@@ -46,9 +46,7 @@ def design() -> list[dict[str, Any]]:
     return pairwise({"cell": CELLS, **AXES}, seed=0)
 
 
-def wish(
-    rng: random.Random, drafter: str, verifier: str, feature: str, n: int, ignore_eos: bool, adapter: str
-) -> Wish:
+def wish(rng: random.Random, drafter: str, verifier: str, feature: str, n: int, ignore_eos: bool, adapter: str) -> Wish:
     params: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "n": n, "ignore_eos": ignore_eos, **FEATURES[feature]}
     params["adapter"] = adapter
     params |= {"seed": rng.getrandbits(64), "drafter": drafter, "verifier": verifier}
