@@ -10,7 +10,7 @@ import pytest
 from paceline import AsyncLLM
 from paceline.engine.build import DEMO as DEMO_AT
 from paceline.serve.settings import Settings
-from tests.engine.test_adapters import make_adapter
+from tests.lora import make_adapter
 from tests.serve.conftest import DEMO, running
 from tests.serve.process import SERVE, spawned
 from tests.serve.test_slots import ask
