@@ -263,6 +263,7 @@ def test_where_all_are_in_use_a_request_waits(models: Callable[[str], dict[str, 
         assert texts(llm, *wishes) == want and not made.waiting and not made.running
         asked = [engine.submit(PROMPT, wish.resolve({}))[0] for wish in wishes[:4]]
         assert [request.adapter_slot > 0 for request in asked] == [True, True, False, False]
+        assert (made.running, made.awaited) == (["n0", "n1"], ["n2", "n3"])
         engine.abort(asked[2])
         assert made.waiting == [asked[3]] and engine.busy
         packed = engine.apply(Park(asked[3].id))
