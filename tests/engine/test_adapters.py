@@ -131,7 +131,7 @@ def test_planted_defects_are_seen(
 
 
 def test_what_is_not_finite_spoils_nobody_else(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
-    """An adapter whose numbers overflow ends its requests with an error; whoever has their blocks next, or runs at the
+    """An adapter whose numbers overflow ends its requests with an error; who has their blocks next, or runs at the
     same time, gets the right text."""
     at = models("llama")
     bad = make_adapter(tmp_path / "bad", at["base"])

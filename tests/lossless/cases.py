@@ -197,7 +197,7 @@ class Setting:
 
 
 class ToyLoras(Adapters):
-    """Those of a toy, which are not read from files."""
+    """Adapters of a toy, which are not read from files."""
 
     def lora(self, path: Path) -> LoraWeights:
         return lora(path.name)

@@ -43,7 +43,7 @@ class BlockBytes:
 
     def wipe(self, pool: BlockPool, holders: Mapping[int, int]) -> None:
         """Zero the blocks that nobody else holds ({block: how many of those that give it up}), and let no request find
-        any of them: logits were not finite, so K/V may be NaN, and a masked key of whoever has the block next has
+        any of them: logits were not finite, so K/V may be NaN, and a masked key of who has the block next has
         weight 0, but 0 times NaN is NaN."""
         for block, count in holders.items():
             if pool.hashes[block] is not None:

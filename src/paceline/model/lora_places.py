@@ -45,7 +45,7 @@ def lora_places(spec: ModelSpec, native: bool, interleaved: bool, apart: Sequenc
 
 @dataclass(frozen=True, slots=True)
 class LayerPlaces:
-    """Those of a layer."""
+    """Places of one layer."""
 
     spec: ModelSpec
     names: Names
