@@ -297,7 +297,7 @@ def test_a_peer_that_announces_a_huge_frame_is_cut_off(kind: str) -> None:
 
 
 def test_peers_that_read_nothing_hold_little(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all batches few wait for each peer, for few peers; once they have taken nothing for long, the next is served."""
+    """Of all batches few wait for each peer, for few peers; who takes nothing for long makes room for the next."""
     replay = abstract()
     events, context = started(replay_endpoint=replay), zmq.Context()
     repeats = events._repeats
