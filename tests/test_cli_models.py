@@ -98,8 +98,8 @@ def test_demo(present: bool, here: Path, tmp_path: Path, caplog: pytest.LogCaptu
 def test_the_bundled_head_is_the_draft_of_its_model_alone(here: Path, tmp_path: Path) -> None:
     from paceline.draft.head import HeadFiles, facts_of
     from paceline.draft.hydra import Hydra
-    from paceline.engine.build import DEMO, boxed, paths
     from paceline.engine.options import Options
+    from paceline.engine.pair import DEMO, boxed, paths
 
     head = DEMO / "smollm2-head"
     facts = facts_of(head)

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from paceline.cli import app
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from tests.patience import PATIENCE_S
 from tests.serve.process import spawned
 

@@ -17,7 +17,7 @@ import typer
 
 from paceline.cli import app
 from paceline.cli.serve import ServingArgs, fleet_of
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.model.pull import have
 from tests.patience import PATIENCE_S
 from tests.serve.process import spawned

@@ -1,58 +1,57 @@
 """What the table has: every method with its settings, its data and its learning rate; and the papers' ratios, whose
 models are a hundred times larger."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import NamedTuple
 
-HEAD, DRAFT = "head", "draft"
-
-
-@dataclass(frozen=True)
-class Entry:
-    name: str
-    method: str
-    settings: dict[str, Any] = field(default_factory=dict)
-    lr: float = 2e-3
-    drafter: str = ""
-    """Who serves it; the method's name where empty."""
-    begins: str = ""
-    """The entry, or `draft` (the pair's own), whose model it begins with: draft models only."""
-    data: str = "answers"
-    """`answers` of the target; `maths`, `both`: the texts of the data as they are."""
-    kind: str = HEAD
-
-    @property
-    def serves(self) -> str:
-        return self.drafter or self.method
-
+from paceline.train.compare import DrafterCandidate
 
 STUDENT = {"layers": 2, "hidden": 256, "heads": 4, "kv_heads": 2, "ffn": 688}
 """The shape of the pair's own draft model."""
-ENTRIES = (
-    Entry("medusa", "medusa"),
-    Entry("hydra", "hydra"),
-    Entry("hydra++", "hydra", {"prefix": True, "layers": 4}),
-    Entry("clover-2", "clover"),
-    Entry("eagle-1", "eagle3", {"fused": False}),
-    Entry("eagle-3", "eagle3"),
-    Entry("falcon-0", "falcon", {"glance": 0.0}),
-    Entry("falcon", "falcon"),
-    Entry("longspec", "longspec"),
-    Entry("ppd", "ppd", lr=1e-2),
-    Entry("distillspec", "distillspec", lr=3e-4, drafter="model", begins="draft", kind=DRAFT),
-    Entry("s2d", "s2d", {"exits": "1,2"}, lr=3e-4, begins="draft", kind=DRAFT),
-    Entry("fast-pt", "fastdraft", STUDENT, drafter="model", data="maths", kind=DRAFT),
-    Entry("fast-cp", "fastdraft", lr=1e-3, drafter="model", begins="fast-pt", data="both", kind=DRAFT),
-    Entry("fast-ft", "fastdraft", lr=1e-3, drafter="model", begins="fast-cp", kind=DRAFT),
-)
+HEAD_LR = 2e-3
+
+
+def entries(out: Path) -> tuple[DrafterCandidate, ...]:
+    """The candidates; files of data lie in `out`."""
+    maths, both = (out / "maths.jsonl",), (out / "maths.jsonl", out / "code.jsonl")
+    return (
+        DrafterCandidate(name="medusa", method="medusa", lr=HEAD_LR),
+        DrafterCandidate(name="hydra", method="hydra", lr=HEAD_LR),
+        DrafterCandidate(name="hydra++", method="hydra", settings={"prefix": True, "layers": 4}, lr=HEAD_LR),
+        DrafterCandidate(name="clover-2", method="clover", lr=HEAD_LR),
+        DrafterCandidate(name="eagle-1", method="eagle3", settings={"fused": False}, lr=HEAD_LR),
+        DrafterCandidate(name="eagle-3", method="eagle3", lr=HEAD_LR),
+        DrafterCandidate(name="falcon-0", method="falcon", settings={"glance": 0.0}, lr=HEAD_LR),
+        DrafterCandidate(name="falcon", method="falcon", lr=HEAD_LR),
+        DrafterCandidate(name="longspec", method="longspec", lr=HEAD_LR),
+        DrafterCandidate(name="ppd", method="ppd", lr=1e-2),
+        DrafterCandidate(
+            name="fast-pt", method="fastdraft", settings=STUDENT, lr=2e-3, data=maths, answers=False, head=False
+        ),
+        DrafterCandidate(name="fast-cp", method="fastdraft", lr=1e-3, begins="fast-pt", data=both, answers=False),
+        DrafterCandidate(name="fast-ft", method="fastdraft", lr=1e-3, begins="fast-cp", answers=True),
+        DrafterCandidate(name="distillspec", method="distillspec", lr=3e-4, begins="fast-cp", answers=True),
+        DrafterCandidate(name="s2d", method="s2d", settings={"exits": "1,2"}, lr=3e-4, begins="draft", answers=True),
+    )
+
+
+class PaperRatio(NamedTuple):
+    one: str
+    other: str
+    kind: str
+    """`tau`: tokens a pass over all prompts; `code`: drafts accepted on code."""
+    paper: float
+
+
 RATIOS = (
-    ("hydra", "medusa", "tau", 1.16),
-    ("hydra++", "medusa", "tau", 1.42),
-    ("clover-2", "eagle-1", "tau", 1.04),
-    ("eagle-3", "eagle-1", "tau", 1.57),
-    ("falcon", "falcon-0", "tau", 1.20),
-    ("distillspec", "draft", "tau", 1.10),
-    ("fast-ft", "fast-pt", "code", 2.4),
-    ("s2d", "draft", "tau", 1.0),
+    PaperRatio("hydra", "medusa", "tau", 1.16),
+    PaperRatio("hydra++", "hydra", "tau", 1.22),
+    PaperRatio("clover-2", "eagle-1", "tau", 1.04),
+    PaperRatio("eagle-3", "eagle-1", "tau", 1.57),
+    PaperRatio("falcon", "falcon-0", "tau", 1.20),
+    PaperRatio("ppd", "medusa", "tau", 1.06),
+    PaperRatio("distillspec", "fast-cp", "tau", 1.10),
+    PaperRatio("fast-cp", "fast-pt", "code", 2.45),
+    PaperRatio("fast-ft", "fast-cp", "tau", 1.21),
+    PaperRatio("s2d", "model", "tau", 1.0),
 )
-"""One, another, of what (`tau` over all prompts, `code`: drafts accepted on code), and the paper's ratio."""

@@ -17,9 +17,9 @@ from paceline import LLM, SamplingParams
 from paceline.core.errors import CheckpointError, InputError
 from paceline.core.grammar import Grammar
 from paceline.core.request import TokenLogprob
-from paceline.engine.build import DEMO
 from paceline.engine.conversation import RoleForm, form, shaped
 from paceline.engine.detokenize import Detokenizer
+from paceline.engine.pair import DEMO
 from paceline.model.load import load_model
 from paceline.sample.processors import BadWords, spellings
 from paceline.serve.logprobs import Offsets, of_completion

@@ -13,9 +13,10 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine import block_files as disk
 from paceline.engine.block_files import BlockFiles
-from paceline.engine.build import Options, kv_files
+from paceline.engine.build import kv_files
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
+from paceline.engine.options import Options
 from paceline.simulate.log import Event
 from paceline.simulate.record import record
 from paceline.simulate.replay import replay

@@ -34,7 +34,7 @@ def warm(options: dict[str, Any]) -> None:
     import paceline.engine.loop
     import paceline.model.load
     from paceline.draft import DRAFTERS
-    from paceline.engine.build import DEMO
+    from paceline.engine.pair import DEMO
     from paceline.engine.text import Text
     from paceline.model.checkpoint import read_config
     from paceline.verify import VERIFIERS

@@ -13,8 +13,8 @@ from paceline import LLM, SamplingParams
 from paceline.core.errors import CapacityError, RefusalError
 from paceline.engine import calibrate, learned
 from paceline.engine.budget import chosen, memory_of, planner_of, prices, words_of
-from paceline.engine.build import DEMO
 from paceline.engine.options import Options
+from paceline.engine.pair import DEMO
 from paceline.plan import DrafterFacts
 from paceline.plan.allocate import MARGIN
 from paceline.plan.budget import USUAL_TEXT, BudgetPlanner, SpeedModel, halved, shapes, times_by_size

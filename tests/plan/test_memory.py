@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from paceline import LLM, SamplingParams
 from paceline.core.errors import CapacityError, InputError
 from paceline.engine.budget import memory_of, parse_bytes, shape_of
-from paceline.engine.build import DEMO
 from paceline.engine.options import Options
+from paceline.engine.pair import DEMO
 from paceline.model.footprint import Footprint
 from paceline.plan.memory import BudgetShape, MemoryModel
 from tests.patience import PATIENCE_S

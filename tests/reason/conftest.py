@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline import SamplingParams
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.reason import Ensemble
 
 OPTIONS: dict[str, Any] = {"dtype": "float32", "blocks": 200, "drafter": "none", "check": True}

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from paceline.cli import app
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.reason import Ensemble, StepWishes
 from tests.reason.conftest import GREEDY, PROMPT
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from paceline import RefusalError
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.reason import Ensemble, MentorWishes, StepWishes
 from paceline.reason.ensemble import plain
 from paceline.reason.judge import DraftJudge, ids, score

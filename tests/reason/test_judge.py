@@ -5,7 +5,7 @@ import math
 import pytest
 
 from paceline import RefusalError, SamplingParams
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.reason import Ensemble, StepWishes
 from paceline.reason.judge import DIGITS, DraftJudge, score
 from paceline.reason.runner import BASE, SMALL

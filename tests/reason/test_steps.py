@@ -5,8 +5,8 @@ from itertools import pairwise
 import pytest
 
 from paceline import CapacityError, InputError, RefusalError, SamplingParams
-from paceline.engine.build import DEMO
 from paceline.engine.options import Options
+from paceline.engine.pair import DEMO
 from paceline.reason import Ensemble, MentorWishes, StepWishes
 from paceline.reason.ensemble import PolicyAnswer, split
 from paceline.reason.runner import BASE, SMALL, Runner

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from paceline import LLM, AsyncLLM, InputError, SamplingParams
 from paceline.cli import app
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.retrieve import Datastore, Knn, knn_generate
 from paceline.serve.settings import Settings
 from tests.patience import PATIENCE_S

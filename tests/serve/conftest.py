@@ -14,7 +14,7 @@ import uvicorn
 from openai import OpenAI
 
 from paceline import LLM, AsyncLLM
-from paceline.engine.build import DEMO as DEMO_PAIR
+from paceline.engine.pair import DEMO as DEMO_PAIR
 from paceline.serve.app import create_app
 from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings

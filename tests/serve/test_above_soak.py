@@ -19,7 +19,7 @@ from openai import AsyncOpenAI
 
 from paceline import LLM, AsyncLLM
 from paceline.draft.correctness import Correctness
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.model.checkpoint import read_config
 from paceline.reason.ensemble import load
 from paceline.retrieve import Datastore, build

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from paceline import AsyncLLM
-from paceline.engine.build import DEMO as DEMO_AT
+from paceline.engine.pair import DEMO as DEMO_AT
 from paceline.serve.settings import Settings
 from tests.engine.test_adapters import make_adapter
 from tests.serve.conftest import DEMO, running

@@ -7,7 +7,7 @@ import torch
 from openai import OpenAI
 
 from paceline import LLM, AsyncLLM
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.serve.settings import Settings
 from tests.serve.conftest import running
 from tests.serve.http import post

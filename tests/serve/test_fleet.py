@@ -14,7 +14,7 @@ import pytest
 from paceline import LLM, SamplingParams
 from paceline.cli.serve import ServingArgs, fleet_of
 from paceline.core.errors import InputError
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.serve.fleet import Fleet
 from paceline.serve.settings import Settings, read_toml
 from tests.serve.conftest import running

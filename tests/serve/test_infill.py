@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from paceline import AsyncLLM
-from paceline.engine.build import DEMO as DEMO_PAIR
+from paceline.engine.pair import DEMO as DEMO_PAIR
 from paceline.serve.fim import FIM_FAMILIES
 from paceline.serve.settings import Settings
 from tests.serve.conftest import DEMO, running

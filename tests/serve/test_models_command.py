@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from paceline import LLM, SamplingParams
 from paceline.cli import app
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.model.pull import have
 from tests.patience import PATIENCE_S
 from tests.serve.http import post, send

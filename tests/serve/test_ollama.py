@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from paceline.core.errors import InputError
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.serve.fleet import Fleet, check_members
 from paceline.serve.ollama_wire import DURATION
 from paceline.serve.settings import Settings

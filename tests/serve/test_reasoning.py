@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from paceline import AsyncLLM, SamplingParams
-from paceline.engine.build import DEMO
+from paceline.engine.pair import DEMO
 from paceline.reason.ensemble import load
 from paceline.reason.runner import BASE, SMALL, Runner
 from paceline.serve.above import runner_of

@@ -8,7 +8,7 @@ import torch
 from paceline.core.errors import RefusalError
 from paceline.core.params import SamplingParams
 from paceline.draft.correctness import Correctness
-from paceline.engine.build import _check_pair
+from paceline.engine.pair import check_pair
 from tests.lossless.cases import Setting, Wish, run
 from tests.toy import VOCAB
 
@@ -72,7 +72,7 @@ def test_forbidden_tokens_do_not_stand() -> None:
 
 def test_an_engine_does_not_judge_unasked() -> None:
     with pytest.raises(RefusalError, match="name it in the requests"):
-        _check_pair("model", "judge", {"draft", "judge"})
+        check_pair("model", "judge", {"draft", "judge"})
     setting = Setting()
     engine = setting.engine()
     engine.drafters.have = {*engine.drafters.have} - {"judge"}

@@ -20,9 +20,10 @@ from paceline.bench.prompts import encode, read_prompts, read_text
 from paceline.bench.report import machine
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engine.build import build, paths
+from paceline.engine.build import build
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
+from paceline.engine.pair import paths
 from paceline.engine.text import Text
 from paceline.model.linear import STORED
 

@@ -116,7 +116,7 @@ def interruptible() -> Iterator[Callable[[], bool]]:
 def measure(llm: "LLM") -> None:
     """After an answer, measure what steps cost on this machine, unless an earlier start has: before it that would have
     kept the first token waiting. Ctrl-C leaves it for another time."""
-    from paceline.engine.build import measure_late, unmeasured
+    from paceline.engine.start import measure_late, unmeasured
 
     if unmeasured(llm.engine, llm.options):
         note("measuring this machine for the next start, once; Ctrl-C leaves it for later")

@@ -13,8 +13,8 @@ from paceline.cli.answer import Screen, ShownAnswer, answer
 from paceline.cli.options import EngineArgs
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
-from paceline.engine.build import boxed
 from paceline.engine.llm import LLM
+from paceline.engine.pair import boxed
 
 DEMO_QUESTION = (
     "A baker packs 6 rolls into each bag. On Monday she sells 14 bags, and on Tuesday she sells 9 bags more than on "

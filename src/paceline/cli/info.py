@@ -29,8 +29,8 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     """Describe the model; the arguments are the command's."""
     from paceline.draft.head import facts_of, method_of
     from paceline.engine.budget import memory_of
-    from paceline.engine.build import paths, provided
     from paceline.engine.gpu import check_device
+    from paceline.engine.pair import paths, provided
     from paceline.engine.text import Text
     from paceline.model.load import inspect
 

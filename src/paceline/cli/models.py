@@ -111,8 +111,8 @@ def packed_from(file: Path, name: str) -> bool:
 
 def pack(engine: EngineArgs) -> None:
     """Pack model and draft now, so that the next start only reads them."""
-    from paceline.engine.build import paths
     from paceline.engine.gpu import check_device
+    from paceline.engine.pair import paths
     from paceline.model import store
     from paceline.model.checkpoint import open_tensors, read_config, resolve
     from paceline.model.load import pack_to, packing_of

@@ -42,7 +42,7 @@ class Local:
     """A model in this process."""
 
     def __init__(self, llm: "LLM") -> None:
-        from paceline.engine.build import paths
+        from paceline.engine.pair import paths
 
         model, draft = paths(llm.options)
         at = "the demo pair" if llm.options.model is None else str(model)

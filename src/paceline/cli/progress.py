@@ -29,9 +29,13 @@ class Bar:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.bar.stop()
 
-    def show(self, now: TrainingProgress) -> None:
+    def show_of(self, name: str, now: TrainingProgress) -> None:
+        """Show one of several trainings."""
+        self.show(now, f"{name}: ")
+
+    def show(self, now: TrainingProgress, whose: str = "") -> None:
         rates = " ".join(f"{rate:.2f}" for rate in now.conditional)
-        note = f"step {now.step}, loss {now.loss:.3f}, accuracy {rates}, simulated tau {now.tau:.2f}"
+        note = f"{whose}step {now.step}, loss {now.loss:.3f}, accuracy {rates}, simulated tau {now.tau:.2f}"
         self.bar.update(self.task, completed=now.share, note=note)
         if not self.screen.is_terminal and monotonic() - self.said >= LINE_S:
             self.said = monotonic()

@@ -200,6 +200,56 @@ def drafter(
     )
 
 
+@command
+def every(
+    *,
+    target: Annotated[str, option("The model to draft for: a directory, or a hub id.", TRAINING)],
+    data: Annotated[list[Path], option("JSON lines of texts, chats or prompts; may be repeated.", TRAINING)],
+    out: Annotated[Path, option("Write drafters, table and page to this directory.", TRAINING)],
+    budget: Annotated[float | None, option("Hours for everything. Default: 1, or what --steps take.", TRAINING)] = None,
+    steps: Annotated[int | None, option("Training steps of each: equal tokens, not equal time.", TRAINING)] = None,
+    methods: Annotated[str | None, option("Only these, as medusa,eagle-3. Default: all heads.", TRAINING)] = None,
+    draft: Annotated[Path | None, option("A draft model that is measured, too.", TRAINING)] = None,
+    test: Annotated[list[Path] | None, option("Prompts to measure on. Default: held-out texts.", TRAINING)] = None,
+    each: Annotated[int, option("Number of prompts to measure on.", TRAINING, show_default=True)] = 40,
+    answer: Annotated[int, option("Tokens of a measured answer.", TRAINING, show_default=True)] = 96,
+    prompts: Annotated[int, option("Most prompts that the target answers.", TRAINING, show_default=True)] = 2000,
+    seed: Seed = 0,
+    dtype: Annotated[Dtype, option("Of the target, as it will serve.", TRAINING, show_default=True)] = "bfloat16",
+    cache_size: Annotated[str, option("Most bytes of hidden states to keep.", TRAINING, show_default=True)] = "2G",
+) -> None:  # fmt: skip
+    """Train every head for a model within a time, and say which drafter to serve it with.
+
+    The target answers the prompts once and its hidden states are kept for all. Then each head is trained, and measured
+    on held-out prompts in turns with plain decoding. Prints the table, and writes it with a plot to index.html. A
+    comparison that was stopped goes on when the same command is given again.
+    """
+    from paceline.cli.progress import Bar
+    from paceline.engine.budget import parse_bytes
+    from paceline.train.compare import HEAD_CANDIDATES, ComparisonPlan, compare
+    from paceline.train.compare_page import advice, table, write_page
+
+    named = {candidate.name: candidate for candidate in HEAD_CANDIDATES}
+    wanted = [*named] if methods is None else [name.strip() for name in methods.split(",")]
+    if unknown := [name for name in wanted if name not in named]:
+        raise InputError(f"methods has {', '.join(map(repr, unknown))}; known are {', '.join(named)}.")
+    plan = ComparisonPlan(
+        target=target, data=tuple(data), out=out, candidates=tuple(named[name] for name in wanted), steps=steps,
+        hours=1.0 if budget is None and steps is None else budget, draft=draft,
+        tests={"test": tuple(test)} if test else {}, each=each, answer=answer, prompts=prompts, seed=seed, dtype=dtype,
+        cache_bytes=parse_bytes(cache_size),
+    )  # fmt: skip
+    try:
+        with Bar() as bar:
+            rows = compare(plan, bar.show_of)
+    except KeyboardInterrupt:
+        typer.echo(f"\nStopped. The same command goes on with what is in {out}.", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    typer.echo(table(rows))
+    typer.echo(advice(plan, rows))
+    typer.echo(f"Page: {write_page(plan, rows)}")
+
+
 def settings(given: list[str]) -> dict[str, str]:
     """{key: value} of texts key=value. Raises InputError."""
     for each in given:
@@ -213,6 +263,7 @@ MEASURED = 12
 """Held-out prompts that the engine answers at the end."""
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {
     DRAFTER: (drafter, "Example: paceline train medusa --target MODEL --data prompts.jsonl --out my-head --minutes 10"),
+    "all": (every, "Example: paceline train all --target MODEL --data prompts.jsonl --out heads --budget 2"),
     "list": (methods, ""),
     "fit": (fit, "Example: paceline train fit --target MODEL --milliseconds 0.5"),
     "workflow-order": (workflow_order, "Example: paceline train workflow-order --minutes 10 -o order.safetensors"),

@@ -10,10 +10,11 @@ from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.budget import parse_bytes, planner_of
-from paceline.engine.build import build, paths
+from paceline.engine.build import build
 from paceline.engine.llm import LLM
 from paceline.engine.options import Options
 from paceline.engine.outputs import Follower
+from paceline.engine.pair import paths
 from paceline.reason.judge import DraftJudge, ids
 from paceline.reason.mentor import Mentor, MentorWishes
 from paceline.reason.pen import ForeignPen

@@ -14,9 +14,9 @@ from paceline.draft import DRAFTERS
 from paceline.engine.adapters import adapters_of, loras_of
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.budget import parse_bytes, shape_of
-from paceline.engine.build import drafter_of, paths
 from paceline.engine.door import DOOR
 from paceline.engine.options import Options
+from paceline.engine.pair import drafter_of, paths
 from paceline.engine.totals import Snapshot, Totals, summed
 from paceline.model.chain import is_chain, parts_of_chain
 from paceline.model.pull import have

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.request import SpecStats
-from paceline.engine.build import paths
 from paceline.engine.drafters import AUTO
+from paceline.engine.pair import paths
 from paceline.reason.level import Level
 from paceline.reason.runner import SMALL, Runner
 from paceline.serve.server import ServedHost

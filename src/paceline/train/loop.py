@@ -116,12 +116,16 @@ class Trained:
     """The texts that it was not trained on."""
 
 
-def train(plan: TrainingPlan, report: Callable[[TrainingProgress], None] = lambda now: None) -> Trained:
-    """Raises InputError, CheckpointError or RefusalError before anything is trained; InputError naming the batch where
-    a loss is not finite."""
+def train(
+    plan: TrainingPlan,
+    report: Callable[[TrainingProgress], None] = lambda now: None,
+    target: TrainingTarget | None = None,
+) -> Trained:
+    """Train, or go on. `target`: the plan's, where it is loaded already. Raises InputError, CheckpointError or
+    RefusalError before anything is trained; InputError naming the batch where a loss is not finite."""
     check(plan)
     plan.out.mkdir(parents=True, exist_ok=True)
-    run, held = opened(plan)
+    run, held = opened(plan, target)
     method, source, target = run.method, run.source, run.source.target
     run.go(report)
     scores = evaluate(method, source, list(range(held)))
