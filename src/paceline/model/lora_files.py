@@ -40,7 +40,7 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
             check_size(whole, values, parts)
             with whole.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                if size <= HEADER_BYTES + parts * PART_BYTES and len(json.loads(file.read(size))) > parts + 1:
+                if size > HEADER_BYTES + parts * PART_BYTES or len(json.loads(file.read(size))) > parts + 1:
                     raise CheckpointError(f"{whole} has more tensors than an adapter of this model has; it is damaged.")
             return dict(load_file(whole))
         if pickled.is_file():
@@ -55,7 +55,7 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
 
 def plain(path: Path, found: object, parts: int) -> dict[str, Tensor]:
     """What was pickled, if it is tensors by name that lie in the file as they are: others take more than it has."""
-    tensors = dict(found)  # type: ignore[call-overload]
+    tensors: dict[str, Tensor] = dict(found)  # type: ignore[call-overload]
     if len(tensors) > parts:
         raise CheckpointError(f"{path} has more tensors than an adapter of this model has; it is damaged.")
     for name, it in tensors.items():

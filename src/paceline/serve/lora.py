@@ -22,7 +22,7 @@ router = APIRouter(route_class=JsonRoute)
 LORA_READ_S = 120.0
 """Longest wait for an adapter's file."""
 LORA_TURN = asyncio.Semaphore(1)
-"""One file is read at a time: it is in memory as a whole."""
+"""One adapter is loaded at a time: its file is in memory as a whole, and the engine makes no step while it enters."""
 
 
 class LoadAdapterRequest(Wire):
@@ -52,9 +52,9 @@ async def load_lora_adapter(body: LoadAdapterRequest, host: Here) -> Response:
     try:
         async with LORA_TURN:
             weights = await asyncio.wait_for(asyncio.to_thread(lambda: adapters.read(path, draft)), LORA_READ_S)
+            await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
     except TimeoutError:
         raise ApiError(503, "The adapter's file does not answer; try again later.", code="disk_busy") from None
-    await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
     return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
 
