@@ -2,6 +2,7 @@
 
 import json
 import socket
+import tracemalloc
 import urllib.request
 import uuid
 from collections.abc import Iterator
@@ -254,6 +255,20 @@ def test_what_can_be_repeated_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatc
         events._turn()
     assert [number for number, _ in repeats.batches] == [*range(50 - len(repeats.batches), 50)]
     assert 0 < sum(len(message) for _, message in repeats.batches) == repeats.bytes <= 1000
+    events.close()
+
+
+def test_what_is_announced_takes_little_memory() -> None:
+    """A cache of a million tokens: their ids, and little more."""
+    events, blocks, size = started(), 500, 256
+    tracemalloc.start()
+    before = tracemalloc.get_traced_memory()[0]
+    for i in range(blocks):
+        events.stored(b"root", None, i.to_bytes(16, "big"), [1000 + i * size + j for j in range(size)])
+        assert isinstance(events._taken()[0], BlockStored)
+    taken = tracemalloc.get_traced_memory()[0] - before
+    tracemalloc.stop()
+    assert len(events._told) == blocks and taken < 12 * blocks * size
     events.close()
 
 

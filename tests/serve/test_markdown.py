@@ -1,5 +1,6 @@
 """The playground's script without a browser: it parses, and its Markdown stands hostile texts, in Node."""
 
+import json
 import re
 import shutil
 import subprocess
@@ -47,6 +48,42 @@ def test_the_whole_script_parses(tmp_path: Path) -> None:
     (tmp_path / "page.mjs").write_text(script, encoding="utf-8")
     done = subprocess.run([node, "--check", str(tmp_path / "page.mjs")], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-500:]
+
+
+FLEET = """
+const made = {};
+const node = (name) => ({name, kids: [], append(...n) { this.kids.push(...n); }, setAttribute() {},
+  addEventListener() {}, replaceChildren(...n) { this.kids = n; }});
+const document = {createElement: node, createElementNS: (_, name) => node(name), addEventListener() {},
+  getElementById: (id) => made[id] ??= node(id)};
+%s
+const letters = (n) => typeof n === "string" ? n : n.kids.map(letters).join("|");
+stats = {};
+fleet();
+console.log(made.fleet.hidden);
+stats = JSON.parse(require("fs").readFileSync(0, "utf8"));
+fleet();
+console.log(made.fleet.hidden, made["fleet-said"].textContent);
+made.engines.kids.forEach((row) => console.log(letters(row)));
+"""
+
+
+def test_the_dashboard_has_a_row_for_each_engine_of_a_cluster() -> None:
+    node = shutil.which("node")
+    if node is None:
+        pytest.skip("no Node on this machine")
+    engine = {"name": "engine-1", "draining": False, "running": 2, "waiting": 1, "kv": {"used": 5, "blocks": 10},
+              "freeness": 2.4, "generated": 7, "preemptions": 0}  # fmt: skip
+    leaving = {**engine, "name": "engine-2", "draining": True, "freeness": None}
+    stats = {"cluster": {"engines": [engine, leaving], "wanted": 2, "coming": 1, "lost": 3, "moved": 4}}
+    program = FLEET % "".join((PAGE / name).read_text() for name in ("base.js", "dashboard.js"))
+    done = subprocess.run(
+        [node, "-e", program], input=json.dumps(stats), capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr[-500:]
+    plain, said, first, second = done.stdout.splitlines()
+    assert plain == "true" and said == "false 2 wanted · 1 starting · 3 lost so far · 4 requests moved"
+    assert first == "engine-1|serving|2|1|50.0 %|2|7|0" and second == "engine-2|draining|2|1|50.0 %|\u2013|7|0"
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:6])

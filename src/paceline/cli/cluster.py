@@ -10,8 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from paceline.cli.options import command, option
-from paceline.cli.serve import ServingArgs, announce, gathered
-from paceline.cluster.live.freeness import MOST_ENGINES
+from paceline.cli.serve import ServingArgs, serve
 from paceline.core.errors import InputError
 from paceline.serve.settings import Settings
 
@@ -21,10 +20,6 @@ Engines = Annotated[int, option("Number of engines.", "Cluster", show_default=Tr
 HERE = "http://127.0.0.1:8000"
 SLOW_S = 3600.0
 """Longest wait for a cluster that drains or starts engines."""
-NOT_CLUSTERED = ("small", "lora", "zoo")
-"""Options of an engine that a cluster does not serve."""
-NOT_SHARED = ("models", "index", "decision_log", "kv_events_config", "lora_root")
-"""Settings of a server that a cluster does not serve."""
 
 
 @app.command(epilog="Example: paceline cluster up Qwen/Qwen2.5-7B-Instruct --engines 3 --port 8000")
@@ -33,45 +28,16 @@ def up(
     name: Annotated[str | None, typer.Argument(metavar="MODEL", help="As --model. Default: the demo pair.")] = None,
     *,
     context: typer.Context,
-    engines: Engines = 2,
-    address: Annotated[
-        str | None, option("Join the Ray cluster there. Default: one on this machine.", "Cluster")
-    ] = None,
-    engine_cpus: Annotated[
-        float, option("CPU cores that Ray keeps for each engine; 0: it does not count.", "Cluster", show_default=True)
-    ] = 0.0,
     engine: ServingArgs,
     server: Settings,
     config: Annotated[Path | None, option("TOML file with settings, named as here with _ for -.", "HTTP")] = None,
 ) -> None:
-    """Serve a model by several engines, each in a process of its own: the API of paceline serve.
+    """Serve a model by several engines, each in a process of its own: paceline serve --cluster.
 
     When an engine dies, its answers go on elsewhere with the same text, in the same connection, and a new engine is
     started. Each engine has the options given here, its memory included.
     """
-    args, settings = gathered(context, name, engine, server, config)
-    if not 1 <= engines <= MOST_ENGINES or not 0 <= engine_cpus <= MOST_ENGINES:
-        raise InputError(f"engines must be 1 to {MOST_ENGINES}, and engine_cpus 0 or more.")
-    for of, names in ((args, NOT_CLUSTERED), (settings, NOT_SHARED)):
-        if wish := next((each for each in names if getattr(of, each) not in (None, (), [], {})), None):
-            raise InputError(f"A cluster does not serve {wish}; leave it out, or use paceline serve.")
-    from paceline.cluster.live.actors import ActorLink, join
-    from paceline.cluster.live.engines import Engines as LiveEngines
-    from paceline.cluster.live.serve import run
-    from paceline.serve import logs
-    from paceline.serve.run import bind
-
-    sock = bind(settings.host, settings.port)
-    logs.configure(settings)
-    join(address)
-    options = {key: value for key, value in args.arguments().items() if key not in NOT_CLUSTERED}
-    if address is None and args.threads is None:
-        options["threads"] = max(1, len(os.sched_getaffinity(0)) // engines)
-    threads = {"OMP_NUM_THREADS": str(options["threads"])} if options.get("threads") else {}
-    live = LiveEngines(lambda called: ActorLink(called, options, engine_cpus, threads))
-    model = "demo" if args.model is None else Path(args.model).name
-    code = run(live, engines, args.options(), settings, sock, lambda at: announce(at, f"{model} by {engines} engines"))
-    raise typer.Exit(code)
+    serve(context, name, engine, server, config, clustered=True)
 
 
 @app.command(epilog="Example: paceline cluster status")

@@ -9,7 +9,7 @@ import typer
 
 from paceline.cli.options import option
 from paceline.core.errors import InputError
-from paceline.serve.settings import Settings
+from paceline.serve.settings import CLUSTER_SETTINGS, Settings
 
 if TYPE_CHECKING:
     from paceline.cluster.workflow.policies import MakeOrder
@@ -40,6 +40,7 @@ NOT_ROUTED = {
     "served_model_name", "models", "index", "index_encoder", "pooling", "decision_log", "kv_events_config",
     "max_prompt_tokens",
     "max_output_tokens", "max_choices", "response_store_bytes", "max_nodes", "log_prompts", "stall_timeout", "port",
+    "cluster", *CLUSTER_SETTINGS,
 }  # fmt: skip
 """Settings of a server that are the engines' own here."""
 _SHARED = [

@@ -17,7 +17,7 @@ from paceline.core.errors import InputError
 from paceline.core.help import Help
 from paceline.core.system import starting
 from paceline.engine.options import PANEL_NAME
-from paceline.serve.settings import ENV_PREFIX, Settings, layered, load, read_toml
+from paceline.serve.settings import CLUSTER_SETTINGS, ENV_PREFIX, Settings, layered, load, read_toml
 
 if TYPE_CHECKING:
     from paceline.serve.kv_events import KvEvents
@@ -41,9 +41,28 @@ class ServingArgs(EngineArgs):
     ] = "auto"  # fmt: skip
 
 
-def serve(context: typer.Context, model: str | None, engine: ServingArgs, server: Settings, path: Path | None) -> None:
-    """Load, listen, serve; the arguments are the command's. Ends with the server's exit code."""
+NOT_CLUSTERED = ("small", "lora", "zoo")
+"""Options of an engine that a cluster does not serve."""
+NOT_SHARED = ("models", "index", "datastore", "decision_log", "kv_events_config", "lora_root")
+"""Settings of a server that a cluster does not serve."""
+
+
+def serve(
+    context: typer.Context,
+    model: str | None,
+    engine: ServingArgs,
+    server: Settings,
+    path: Path | None,
+    clustered: bool = False,
+) -> None:
+    """Load, listen, serve; the arguments are the command's. Ends with the server's exit code. `clustered`: as with
+    the setting `cluster`."""
     args, settings = gathered(context, model, engine, server, path)
+    if clustered or settings.cluster:
+        raise typer.Exit(cluster(args, settings))
+    plain = Settings()
+    if wish := next((each for each in CLUSTER_SETTINGS if getattr(settings, each) != getattr(plain, each)), None):
+        raise InputError(f"{wish} is of a cluster; add cluster, or leave it out.")
     with starting():
         from paceline.serve.run import bind
 
@@ -79,6 +98,33 @@ def serve(context: typer.Context, model: str | None, engine: ServingArgs, server
         name = served_name(llm, settings)
         code = run(llm, settings, sock, lambda address: announce(address, name))
     raise typer.Exit(code)
+
+
+def cluster(args: ServingArgs, settings: Settings) -> int:
+    """Serve a model by several engines: the same HTTP API with another engine behind it."""
+    for of, banned in ((args, NOT_CLUSTERED), (settings, NOT_SHARED)):
+        if wish := next((each for each in banned if getattr(of, each) not in (None, (), [], {})), None):
+            raise InputError(f"A cluster does not serve {wish}; leave it out, or serve without cluster.")
+    from paceline.cluster.live.actors import ActorLink, join
+    from paceline.cluster.live.engines import Engines
+    from paceline.cluster.live.freeness import ScaleRule
+    from paceline.cluster.live.serve import run
+    from paceline.serve import logs
+    from paceline.serve.run import bind
+
+    sock = bind(settings.host, settings.port)
+    logs.configure(settings)
+    join(settings.ray_address)
+    count, most = settings.engines, settings.max_engines
+    options = {key: value for key, value in args.arguments().items() if key not in NOT_CLUSTERED}
+    if settings.ray_address is None and args.threads is None:
+        options["threads"] = max(1, len(os.sched_getaffinity(0)) // (most or count))
+    threads = {"OMP_NUM_THREADS": str(options["threads"])} if options.get("threads") else {}
+    live = Engines(lambda called: ActorLink(called, options, settings.engine_cpus, threads))
+    if most is not None:
+        live.rule = ScaleRule(fewest=count, most=most)
+    model = "demo" if args.model is None else Path(args.model).name
+    return run(live, count, args.options(), settings, sock, lambda at: announce(at, f"{model} by {count} engines"))
 
 
 def publisher(settings: Settings) -> "KvEvents | None":

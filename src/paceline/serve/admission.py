@@ -66,11 +66,16 @@ class Gate:
         parted: bool = False,
     ) -> None:
         """`parted`: clients have a share of the places each."""
-        self.places = running + queue_limit
+        self.running, self.places = running, running + queue_limit
         self.budget = Budget(self.places, parted)
         self.max_nodes = max_nodes
         self.max_prompt, self.max_output, self.seen = max_prompt, max_output, seen
         self._leavings: deque[float] = deque(maxlen=64)
+
+    def resize(self, running: int) -> None:
+        """Change the number of samples that run at once. Those that are inside stay."""
+        self.places += running - self.running
+        self.budget.most, self.running = self.places, running
 
     @property
     def inside(self) -> int:

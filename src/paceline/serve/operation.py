@@ -69,6 +69,8 @@ class Operation:
         self.failed: BaseException | None = None
         """Why the warm-up failed."""
         self._calls: set[HttpCall] = set()
+        self.parts: dict[str, Callable[[], Any]] = {}
+        """More of `/stats`, by name."""
         self.tidy: Callable[[], None] | None = None
         """Gives memory back to the system, soon."""
 
@@ -98,7 +100,8 @@ class Operation:
 
     def stats(self) -> dict[str, Any]:
         self.host.stuck()  # it is looked at every few seconds, as the history of these readings is
-        return stats(self.host, self.settings, monotonic() - self.born)
+        more = {name: read() for name, read in self.parts.items()}
+        return {**stats(self.host, self.settings, monotonic() - self.born), **more}
 
     # -- the whole -----------------------------------------------------------------------------------------------
 

@@ -44,6 +44,16 @@ def _watch(text: str) -> Help:
     return Help(text, "Logs, metrics, traces")
 
 
+def _cluster(text: str, flag: str | None = None) -> Help:
+    return Help(text, "Cluster", flag)
+
+
+CLUSTER_SETTINGS = ("engines", "max_engines", "ray_address", "engine_cpus")
+"""Settings that mean nothing without `cluster`."""
+MOST_ENGINES = 1024
+"""Largest cluster."""
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What shapes the server around an engine. Seconds, bytes, tokens. Raises InputError for values out of range."""
@@ -159,6 +169,19 @@ class Settings:
     otel_endpoint: Annotated[
         str | None, _watch("Send OpenTelemetry traces to this OTLP/HTTP address, as in http://host:4318/v1/traces.")
     ] = None
+    cluster: Annotated[
+        bool, _cluster("Serve the model by several engines, each in a process of its own, on Ray: docs/cluster.md.")
+    ] = False
+    engines: Annotated[int, _cluster("Engines of a cluster; with max_engines the fewest.")] = 2
+    max_engines: Annotated[
+        int | None, _cluster("Most engines: their number follows the load. Default: it stays as it is.")
+    ] = None
+    ray_address: Annotated[
+        str | None, _cluster("Join the Ray cluster there. Default: one on this machine.", "--address")
+    ] = None
+    engine_cpus: Annotated[
+        float, _cluster("CPU cores that Ray keeps for each engine of a cluster; 0: it does not count.")
+    ] = 0.0
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:
@@ -185,6 +208,10 @@ class Settings:
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         for name in ("request_timeout", "head_timeout", "body_timeout", "stall_timeout", "drain_timeout"):
             check(math.isfinite(getattr(self, name)), name, "a finite number")
+        check(1 <= self.engines <= MOST_ENGINES, "engines", f"in [1, {MOST_ENGINES}]")
+        most = self.engines if self.max_engines is None else self.max_engines
+        check(self.engines <= most <= MOST_ENGINES, "max_engines", f"engines, {self.engines}, to {MOST_ENGINES}")
+        check(0 <= self.engine_cpus <= MOST_ENGINES, "engine_cpus", f"in [0, {MOST_ENGINES}]")
         for name in ("api_keys", "router_keys", "cors_origins", "served_model_name", "allowed_hosts"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
         if self.models is not None and self.served_model_name:

@@ -27,8 +27,9 @@ CONSTANT = (
     "about",
     "max_requests",
     "queue_limit",
+    "cluster",
 )
-"""Not kept with each reading."""
+"""Not kept with each reading, and the engines of a cluster."""
 
 
 def stats(host: ServedHost, settings: Settings, uptime: float) -> dict[str, Any]:

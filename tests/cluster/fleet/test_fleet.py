@@ -1,13 +1,17 @@
 """Many engines on one clock: nothing is lost when engines die and requests move."""
 
 import random
+from heapq import heappop
 
 import pytest
 
-from paceline.cluster.fleet.simulate import FleetJob, FleetPlan, FleetRun, simulate_fleet
-from paceline.cluster.fleet.twin import FleetShape
-from paceline.cluster.live.freeness import ScaleRule
+from paceline.cluster.fleet.simulate import FleetJob, FleetMove, FleetPlan, FleetRun, simulate_fleet
+from paceline.cluster.fleet.twin import FleetShape, FleetTwin
+from paceline.cluster.live.freeness import ScaleRule, room_for_more
 from paceline.core.errors import InputError
+from paceline.core.handover import Handover
+from paceline.core.params import SamplingParams
+from paceline.core.request import Request
 
 SHAPE = FleetShape(blocks=60, message_s=0.004, start_s=0.5)
 
@@ -71,3 +75,66 @@ def test_the_number_of_engines_changes() -> None:
 def test_what_no_engine_can_hold_is_refused() -> None:
     with pytest.raises(InputError, match="at most 960 tokens"):
         simulate_fleet([FleetJob(0.0, 900, 100)], 2, SHAPE)
+
+
+def drained(fleet: FleetRun) -> None:
+    """Nothing is under way any more, and the ranking is that of the engines as they are."""
+    while fleet._events:
+        fleet.now, _, then = heappop(fleet._events)
+        then()
+    assert not fleet.moving
+    for twin in fleet.twins.values():
+        assert not twin.desk.reserved and not twin.after_step
+        assert twin.desk.cache.room() == SHAPE.blocks and not twin.draining
+        for pressing, ranking in fleet.rankings.items():
+            assert ranking._keys[twin.name] == -room_for_more(twin.load(), pressing)
+
+
+@pytest.mark.parametrize("who", ["source", "destination"])
+@pytest.mark.parametrize("what", ["die", "drain", "nothing"])
+@pytest.mark.parametrize("output", [60, 11])
+def test_an_engine_dies_or_drains_at_each_moment_of_a_move(who: str, what: str, output: int) -> None:
+    """A hand-over begins at 0.3 s, and takes about 0.1 s; every 6 ms one of its engines goes. A request of 11 tokens
+    ends meanwhile."""
+    moved = 0
+    for step in range(30):
+        fleet = FleetRun([FleetJob(0.0, 300, output)], 2, SHAPE, FleetPlan(migrates=False))
+
+        def begin(fleet: FleetRun = fleet) -> None:
+            source = fleet.at[0]
+            [to] = [twin for twin in fleet.twins.values() if twin is not source]
+            FleetMove(fleet, fleet.requests[0], source, to).go(Handover())
+
+        def go(fleet: FleetRun = fleet) -> None:
+            at = fleet.at.get(0)
+            [first, second] = sorted(fleet.twins)
+            gone = first if (at is not None and at.name == first) == (who == "source") else second
+            if what == "die":
+                fleet._die(sorted(fleet.twins).index(gone))
+            elif what == "drain":
+                fleet._drain(fleet.twins[gone])
+
+        fleet.after(0.3, begin)
+        fleet.after(0.301 + 0.006 * step, go)
+        fleet.run()
+        whole(fleet, 1)
+        drained(fleet)
+        moved += fleet.outcome.moved
+        assert len(fleet.twins) == (1 if what == "drain" else 2)
+    assert (moved > 0) == (output == 60)
+
+
+def test_one_dies_where_none_is_left() -> None:
+    fleet = FleetRun(jobs(10, 3), 1, SHAPE, FleetPlan(deaths={0.3: 0, 0.4: 0, 0.5: 3}))
+    fleet.run()
+    whole(fleet, 10)
+    assert fleet.outcome.lost == 1
+
+
+def test_a_held_lease_counts_once() -> None:
+    twin = FleetTwin("engine-1", SHAPE)
+    request = Request(0, [1] * 100, SamplingParams(), 0, max_tokens=20)
+    twin.desk.reserve(1, 10)
+    assert twin.take_in(request, 1, 96)
+    load = twin.load()
+    assert load.waiting == 1 and load.used + load.queued == 7

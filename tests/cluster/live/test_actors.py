@@ -1,10 +1,20 @@
-"""Engines as Ray actors: one is killed in mid-text, a request moves, and the text is that of an engine alone."""
+"""Engines as Ray actors: one is killed in mid-text, a request moves, and the text is that of an engine alone; the same
+by `paceline serve --cluster`, whose own death ends its engines."""
 
 import asyncio
-from collections.abc import Iterator
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import httpx2 as httpx
 import pytest
+from openai import OpenAI
 
 ray = pytest.importorskip("ray", reason="needs paceline[cluster]")
 from paceline import AsyncLLM, SamplingParams  # noqa: E402
@@ -19,14 +29,14 @@ OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "drafter": "ngram
 ASKED = SamplingParams(temperature=0.8, seed=3, max_tokens=300, ignore_eos=True)
 
 
-@pytest.fixture(scope="module", autouse=True)
+@pytest.fixture
 def here() -> Iterator[None]:
     join(None)
     yield
     ray.shutdown()
 
 
-async def test_killed_and_moved() -> None:
+async def test_killed_and_moved(here: None) -> None:
     async with AsyncLLM(**OPTIONS) as llm:
         want = await heard(llm, ASKED)
     engines = Engines(lambda name: ActorLink(name, OPTIONS, 0.0, {"OMP_NUM_THREADS": "1"}))
@@ -45,3 +55,64 @@ async def test_killed_and_moved() -> None:
         assert await asyncio.wait_for(asking, 240) == want
     assert engines.lost_count == 1
     await engines.close()
+
+
+def serve(port: int) -> subprocess.Popen[bytes]:
+    """`paceline serve --cluster`, ready."""
+    options = ["--cluster", "--engines", "2", "--port", str(port), "--dtype", "bfloat16", "--blocks", "300"]
+    process = subprocess.Popen([sys.executable, "-m", "paceline", "serve", *options, "--log-level", "error"])
+
+    def ready() -> bool:
+        assert process.poll() is None
+        try:
+            return httpx.get(f"http://127.0.0.1:{port}/ready", timeout=10).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    until(ready, 240)
+    return process
+
+
+def until(true: Callable[[], bool], seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.2)
+
+
+def processes(port: int) -> list[int]:
+    return [each["process"] for each in httpx.get(f"http://127.0.0.1:{port}/cluster").json()["engines"]]
+
+
+def test_a_stream_outlives_its_engine_and_engines_end_with_their_front() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    ask: dict[str, Any] = {
+        "model": "demo", "prompt": "Tom has 3", "max_tokens": 900, "temperature": 0.8, "seed": 3,
+        "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    first = serve(port)
+    try:
+        want, text = client.completions.create(**ask).choices[0].text, ""
+        for number, event in enumerate(client.completions.create(**ask, stream=True)):
+            text += event.choices[0].text if event.choices else ""
+            if number == 20:
+                now = httpx.get(f"http://127.0.0.1:{port}/cluster").json()["engines"]
+                [busy] = [each["process"] for each in now if each["samples"]]
+                os.kill(busy, signal.SIGKILL)
+        assert text == want
+        until(lambda: len(processes(port)) == 2, 240)
+        mine = processes(port)
+        first.kill()
+        first.wait()
+        until(lambda: not any(Path(f"/proc/{process}").exists() for process in mine), 60)
+    finally:
+        first.kill()
+    second = serve(port)
+    try:
+        assert client.completions.create(**ask).choices[0].text == want
+    finally:
+        second.terminate()
+        assert second.wait(60) == 0

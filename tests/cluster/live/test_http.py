@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 
 from paceline import AsyncLLM
 from paceline.cluster.live.engines import Engines
+from paceline.cluster.live.messages import EngineGoneError
 from paceline.cluster.live.serve import application
 from paceline.engine.options import Options
 from paceline.serve.app import create_app
@@ -90,6 +92,49 @@ async def test_words_to_those_who_run_it(engines: Engines) -> None:
             assert (await many.post(f"/cluster/{path}", json=body)).status_code == 400
         [renewed] = (await many.post("/cluster/renew", json={})).json()["engines"]
         assert renewed["name"] != left["name"] and (await many.get("/cluster")).json()["lost"] == 0
+
+
+async def test_each_engine_is_seen(engines: Engines) -> None:
+    app = application(engines, Options(**OPTIONS), SETTINGS)
+    async with client(app) as many:
+        await many.post("/v1/completions", json={"prompt": "Tom has", "max_tokens": 8, "ignore_eos": True})
+        for state in engines.states.values():
+            state.snapshot = await state.link.snapshot()
+        cluster = (await many.get("/stats")).json()["cluster"]
+        assert cluster == (await many.get("/cluster")).json() and cluster["wanted"] == 2 and cluster["coming"] == 0
+        assert sum(each["generated"] for each in cluster["engines"]) == 8
+        assert all(each["process"] == os.getpid() and each["machine"] for each in cluster["engines"])
+        assert "cluster" not in app.state.operation.history.readings
+        figures = (await many.get("/metrics")).text
+        for each in cluster["engines"]:
+            label = f'{{engine="{each["name"]}"}}'
+            assert f"paceline_engine_generation_tokens_total{label} {float(each['generated'])}" in figures
+            assert f"paceline_engine_freeness{label} 300.0" in figures
+            assert f"paceline_engine_kv_cache_usage_perc{label} 0.0" in figures
+        assert "paceline_cluster_engines_wanted 2.0" in figures and "paceline_cluster_moved_total 0.0" in figures
+
+
+async def test_places_follow_the_number_of_engines(engines: Engines) -> None:
+    settings, most = Settings(served_model_name=("demo",), queue_limit=1, max_choices=4096), engines.facts.max_requests
+    async with client(application(engines, Options(**OPTIONS), settings)) as many:
+        for count in (1, 3):
+            await many.post("/cluster/scale", json={"engines": count})
+            assert (await many.get("/stats")).json()["max_requests"] == count * most
+            body = {"prompt": ["a"] * (count * most + 2), "max_tokens": 1}
+            refused = await many.post("/v1/completions", json=body)
+            assert refused.status_code == 400 and f"holds {count * most + 1};" in refused.text
+
+
+async def test_an_engine_that_cannot_be_started_is_told(engines: Engines) -> None:
+    def broken(name: str) -> DirectLink:
+        raise EngineGoneError("no memory")
+
+    engines.make = broken
+    async with client(application(engines, Options(**OPTIONS), SETTINGS)) as many:
+        for path, body in (("scale", {"engines": 3}), ("renew", {})):
+            answer = await many.post(f"/cluster/{path}", json=body)
+            assert answer.status_code == 503 and "no memory" in answer.text
+        assert (await many.get("/cluster")).json()["wanted"] == 2
 
 
 async def test_keys_guard_the_words_too(engines: Engines) -> None:

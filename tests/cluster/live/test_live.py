@@ -73,7 +73,7 @@ async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ClusterLLM]:
 async def clean(llm: ClusterLLM) -> None:
     """Nobody holds anything any more."""
     assert not llm.engines.voyages.going and not llm._of
-    for state in llm.engines.states.values():
+    for state in list(llm.engines.states.values()):
         assert isinstance(state.link, DirectLink)
         if state.link.dead.is_set():  # nobody has looked yet
             continue

@@ -144,10 +144,12 @@ class FleetRun:
         self.after(self.shape.start_s, ready)
 
     def _gone(self, name: str) -> None:
-        self.outcome.engine_s += self.now - self._since.pop(name)
+        self.outcome.engine_s += self.now - self._since.pop(name, self.now)
 
     def _die(self, which: int) -> None:
         names = sorted(self.twins)
+        if not names:  # all are dead already
+            return
         twin = self.twins.pop(names[which % len(names)])
         twin.alive = False
         self.outcome.lost += 1
@@ -156,7 +158,9 @@ class FleetRun:
         for request in [*twin.desk.running, *twin.desk.waiting]:
             request.lease = None
             self._place(request)
-        self._start()
+        self._boundary(twin)  # what waited for the end of its step hears that it is dead
+        if not twin.draining:
+            self._start()
 
     def _tell(self, twin: FleetTwin) -> None:
         if self.plan.dispatch == "freeness":
@@ -226,9 +230,17 @@ class FleetRun:
             if request.finish is not None:
                 self.outcome.whole[request.id] = self.now - self.jobs[request.id].at
                 self.at.pop(request.id, None)
-        for then in twin.after_step:
+        self._boundary(twin)
+        self._go_on(twin)
+
+    def _boundary(self, twin: FleetTwin) -> None:
+        """No step of it runs: call who waited for that."""
+        waiting, twin.after_step = twin.after_step, []
+        for then in waiting:
             then()
-        twin.after_step.clear()
+
+    def _go_on(self, twin: FleetTwin) -> None:
+        """Something has changed on an engine: it leaves if it drains and is empty, else it is ranked and goes on."""
         if twin.draining and not twin.desk.busy and not twin.desk.reserved and twin.name in self.twins:
             del self.twins[twin.name]
             self._gone(twin.name)
@@ -265,9 +277,7 @@ class FleetRun:
         for request in queue:
             twin.desk.waiting.remove(request)
             self._place(request)
-        if not twin.desk.busy and not twin.desk.reserved:
-            del self.twins[twin.name]
-            self._gone(twin.name)
+        self._go_on(twin)
 
 
 class FleetMove:
@@ -304,6 +314,7 @@ class FleetMove:
             case "release":
                 if (txn := self.to.desk.reserved.pop(self.number, None)) is not None:
                     self.to.desk.cache.close(txn.lease)
+                fleet._go_on(self.to)
                 self.hear(state, "done")
 
     def hear(self, state: Handover, event: HandoverEvent, blocks: int = 0, copied: int = 0) -> None:
@@ -346,7 +357,7 @@ class FleetMove:
             self.left_at, self.rows = self.fleet.now, self.source.take_out(self.request)
             del self.fleet.at[self.request.id]
             seconds = self.fleet.shape.block_s * left
-            self.fleet._tell(self.source)
+            self.fleet._go_on(self.source)
         self.fleet.after(seconds, lambda: self.hear(state, event))
 
     def _settle(self) -> HandoverEvent:

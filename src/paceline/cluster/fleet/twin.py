@@ -59,7 +59,8 @@ class FleetTwin:
     def load(self) -> EngineLoad:
         """As the policies see it."""
         desk, size = self.desk, self.desk.cache.blocks_for
-        needs = [size(len(each.tokens) + 1) for each in desk.waiting]
+        held = [0 if each.lease is None else len(lease_of(each).blocks) for each in desk.waiting]
+        needs = [max(0, size(len(each.tokens) + 1) - have) for each, have in zip(desk.waiting, held, strict=True)]
         used = self.shape.blocks - desk.cache.room()
         pressing = sum(urgent(each.params.priority) for each in (*desk.waiting, *desk.running))
         return EngineLoad(

@@ -2,26 +2,35 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
 from time import monotonic
 
-from paceline.cluster.live.freeness import EngineLoad, pairs, place, urgent, victim
+from paceline.cluster.live.freeness import (
+    EngineLoad,
+    ScaleRule,
+    ScaleState,
+    pairs,
+    place,
+    scaled,
+    spared,
+    urgent,
+    victim,
+)
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink
 from paceline.cluster.live.moving import move
-from paceline.cluster.live.voyage import Voyage, Voyages
+from paceline.cluster.live.voyage import START_S, Voyage, Voyages
 from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.engine.totals import Snapshot, Totals
 
 log = logging.getLogger("paceline")
 NO_LINK_S = 60.0
-"""How long requests wait while no engine takes any."""
+"""How long new requests wait while no engine takes any. Those that run wait as long as an engine may take to start."""
 ANSWER_S = 30.0
 """Time for an engine's sign of life; then it counts as dead."""
-START_S = 900.0
-"""Time for an engine to load its model."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
 FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0
@@ -36,6 +45,7 @@ class EngineState:
 
     link: EngineLink
     snapshot: Snapshot
+    facts: EngineFacts
     draining: bool = False
 
 
@@ -49,7 +59,16 @@ class Engines:
         self.facts: EngineFacts
         self.wanted = 0
         """How many there should be."""
+        self.rule: ScaleRule | None = None
+        """By it their number follows the load."""
+        self.resized: Callable[[], object] = lambda: None
+        """Called when `wanted` has changed."""
         self.lost_count = self.moved_count = 0
+        self.coming = 0
+        """Engines that are being started."""
+        self._opening: dict[object, tuple[str, Sequence[Request]]] = {}
+        """{opening: (engine, its samples)} of which the engine has not said yet that it took them in."""
+        self._scale = ScaleState()
         self._past = Totals()
         """Counters of the engines that are no more."""
         self._number = 0
@@ -59,12 +78,30 @@ class Engines:
 
     async def start(self, count: int) -> None:
         """Start this number of engines, and wait until all are ready."""
-        self.wanted = count
+        self.want(count)
         await asyncio.gather(*(self._begin() for _ in range(count)))
         self._run(self._watch())
 
-    async def _begin(self) -> None:
-        """Start one. Raises EngineGoneError, and InputError for an engine of another model than the first."""
+    def want(self, count: int) -> None:
+        """From now on there should be this number."""
+        self.wanted = count
+        self.resized()
+
+    @property
+    def lacking(self) -> int:
+        """Engines that are wanted, neither there nor on their way; below 0: too many."""
+        return self.wanted - self.coming - sum(not state.draining for state in self.states.values())
+
+    async def _begin(self, spare: bool = False) -> None:
+        """Start one. Raises EngineGoneError, and InputError for an engine of another model than the first. `spare`:
+        even where it is one more than is wanted."""
+        self.coming += 1
+        try:
+            await self._start_one(spare)
+        finally:
+            self.coming -= 1
+
+    async def _start_one(self, spare: bool = False) -> None:
         self._number += 1
         link = self.make(f"engine-{self._number}")
         try:
@@ -80,10 +117,10 @@ class Engines:
         except BaseException:
             link.kill()
             raise
-        if self._closed:
+        if self._closed or (self.lacking < 0 and not spare):
             link.kill()
             return
-        self.states[link.name] = EngineState(link, snapshot)
+        self.states[link.name] = EngineState(link, snapshot, facts)
         self._change.set()
 
     def _run(self, work: Coroutine[None, None, None]) -> None:
@@ -98,17 +135,32 @@ class Engines:
 
     def loads(self) -> list[EngineLoad]:
         """By what this front has on each engine."""
-        size, on = self.facts.block_size, dict[str, list[Request]]()
+        size, on, opening = self.facts.block_size, dict[str, list[Request]](), set[int]()
+        for name, requests in self._opening.values():
+            on.setdefault(name, []).extend(requests)
+            opening.update(map(id, requests))
         for voyage in self.voyages.going:
-            on.setdefault(voyage.link.name, []).append(voyage.request)
+            if id(voyage.request) not in opening:
+                on.setdefault(voyage.link.name, []).append(voyage.request)
         return [
             load_of(name, state.snapshot.blocks, size, on.get(name, ()), state.draining)
             for name, state in self.states.items()
         ]
 
-    async def freest(self, pressing: bool = False) -> EngineLink:
-        """The engine for a new request, which may be urgent. Raises RuntimeError when none takes any for a while."""
-        until = monotonic() + NO_LINK_S
+    @contextmanager
+    def expecting(self, link: EngineLink, requests: Sequence[Request]) -> Iterator[None]:
+        """These samples count as that engine's while it is asked to take them in."""
+        key = object()
+        self._opening[key] = (link.name, requests)
+        try:
+            yield
+        finally:
+            del self._opening[key]
+
+    async def freest(self, pressing: bool = False, patience_s: float | None = None) -> EngineLink:
+        """The engine for a request, which may be urgent. Raises RuntimeError when none takes any for so long; for a new
+        request that is `NO_LINK_S`."""
+        until = monotonic() + (NO_LINK_S if patience_s is None else patience_s)
         while (name := place(self.loads(), pressing)) is None:
             self._change.clear()
             try:
@@ -130,26 +182,39 @@ class Engines:
             self._run(self._revive())
 
     async def _revive(self) -> None:
+        if self.lacking <= 0:
+            return
+        self.coming += 1
         wait = FIRST_REVIVAL_S
-        while not self._closed and len(self.states) < self.wanted:
-            try:
-                await self._begin()
-                return
-            except (EngineGoneError, InputError) as error:
-                log.warning("An engine could not be started: %s", error)
-                await asyncio.sleep(wait)
-                wait = min(2 * wait, LAST_REVIVAL_S)
+        try:
+            while not self._closed and self.lacking >= 0:
+                try:
+                    await self._start_one()
+                    return
+                except (EngineGoneError, InputError) as error:
+                    log.warning("An engine could not be started: %s", error)
+                    await asyncio.sleep(wait)
+                    wait = min(2 * wait, LAST_REVIVAL_S)
+        finally:
+            self.coming -= 1
 
     async def scale(self, count: int) -> None:
-        """Change the number of engines: new ones are ready, those that are too many drained, when this returns."""
+        """Change the number of engines: new ones are ready, those that are too many drained, when this returns. Raises
+        what kept a new one from its start; the number is smaller by it then."""
         if count < 1:
             raise InputError(f"A cluster has at least 1 engine, not {count}.")
-        self.wanted = count
-        taking = [name for name, state in self.states.items() if not state.draining]
-        more = [self._begin() for _ in range(count - len(taking))]
-        by_load = sorted(self.loads(), key=lambda load: load.running + load.waiting)
-        fewer = [load.name for load in by_load if load.name in taking][: max(0, len(taking) - count)]
-        await asyncio.gather(*more, *(self._empty(name) for name in fewer))
+        self.want(count)
+        more = [self._begin() for _ in range(self.lacking)]
+        fewer = []
+        while sum(not state.draining for state in self.states.values()) > count:
+            name = spared(self.loads())
+            assert name is not None
+            self.states[name].draining = True
+            fewer.append(self._empty(name))
+        ends = await asyncio.gather(*more, *fewer, return_exceptions=True)
+        if failures := [end for end in ends if isinstance(end, BaseException)]:
+            self.want(self.wanted - len(failures))
+            raise failures[0]
 
     async def drain(self, name: str) -> None:
         """Take an engine out: its samples go to the others while they are decoded, then it ends."""
@@ -160,22 +225,25 @@ class Engines:
             )
         if sum(not each.draining for each in self.states.values()) < 2:
             raise InputError("The last engine cannot be drained; add another one first.")
-        self.wanted -= 1
+        self.want(self.wanted - 1)
         await self._empty(name)
 
     async def renew(self) -> None:
         """A new engine in place of each, one after the other: the new one is ready before the old one is drained."""
         for name, state in list(self.states.items()):
             if not state.draining and self.states.get(name) is state:
-                await self._begin()
+                await self._begin(spare=True)
                 await self._empty(name)
 
     async def _empty(self, name: str) -> None:
         state = self.states[name]
         state.draining = True
-        while self.states.get(name) is state and (left := self._on(state.link)):
+        while self.states.get(name) is state:
+            left = self._on(state.link)
+            if not left and all(engine != name for engine, _ in self._opening.values()):
+                break
             for voyage in left:
-                if (target := place(self.loads())) is not None:
+                if (target := place(self.loads(), urgent(voyage.request.params.priority))) is not None:
                     await self.move(voyage, self.states[target].link)
             await asyncio.sleep(0.05)
         if self.states.get(name) is state:
@@ -196,17 +264,36 @@ class Engines:
         return [voyage for voyage in self.voyages.going if voyage.link is link]
 
     async def _watch(self) -> None:
-        """Look after all engines: signs of life, figures, and who gives samples to whom."""
+        """Look after all engines: signs of life, figures, who gives samples to whom, and how many there are."""
         while True:
             await asyncio.sleep(LOOK_S)
             await asyncio.gather(*(self._look(state) for state in list(self.states.values())))
-            loads = {load.name: load for load in self.loads()}
-            for source, to in pairs([*loads.values()]):
-                if source in self.states and to in self.states and not self.states[source].draining:
-                    here = self._on(self.states[source].link)
-                    samples = ((each.request.params.priority, len(each.request.tokens), each) for each in here)
-                    if (voyage := victim(loads[source], samples)) is not None:
-                        await self.move(voyage, self.states[to].link)
+            try:
+                self._round()
+            except Exception:
+                log.exception("A round of a cluster's decisions failed; the next one comes in %g s.", LOOK_S)
+
+    def _round(self) -> None:
+        loads = {load.name: load for load in self.loads()}
+        for source, to in pairs([*loads.values()]):
+            if not self.states[source].draining:
+                here = (each for each in self._on(self.states[source].link) if not each.moving)
+                samples = ((each.request.params.priority, len(each.request.tokens), each) for each in here)
+                if (voyage := victim(loads[source], samples)) is not None:
+                    self._run(self._rebalance(voyage, self.states[to].link))
+        if self.rule is not None:
+            self._scale, change = scaled(self.rule, self._scale, [*loads.values()], self.coming, monotonic())
+            if change:
+                self._run(self._scale_by(change))
+
+    async def _rebalance(self, voyage: Voyage, to: EngineLink) -> None:
+        await self.move(voyage, to)
+
+    async def _scale_by(self, change: int) -> None:
+        try:
+            await self.scale(self.wanted + change)
+        except (EngineGoneError, InputError) as error:
+            log.warning("An engine could not be started: %s", error)
 
     async def _look(self, state: EngineState) -> None:
         try:

@@ -7,8 +7,8 @@ from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TypeVar
 
-MOST_ENGINES = 1024
-"""Largest cluster."""
+from paceline.serve.settings import MOST_ENGINES
+
 LOW_FREENESS, HIGH_FREENESS = 8.0, 32.0
 """Blocks for each running sample: below the first an engine gives requests away, above the second it takes them."""
 URGENT_SHARE = 0.25

@@ -1,8 +1,10 @@
 """`EngineHost`: an engine in a process of its own, as a cluster's front sees it."""
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from copy import copy
+from socket import gethostname
 from time import monotonic
 from typing import Any
 
@@ -43,7 +45,7 @@ class EngineHost:
         return EngineFacts(
             engine.operations.origin, text.path, text.defaults, engine.session.eos, engine.model.max_len,
             engine.session.longest, config.max_requests, config.blocks, config.block_size,
-            engine.model.width, config.drafter, tuple(engine.drafters.cards),
+            engine.model.width, config.drafter, tuple(engine.drafters.cards), os.getpid(), gethostname(),
         )  # fmt: skip
 
     async def snapshot(self) -> Snapshot:
@@ -154,8 +156,6 @@ class EngineHost:
 
     def leave_at_once(self) -> None:
         """Die as a crash would."""
-        import os
-
         os._exit(1)
 
 

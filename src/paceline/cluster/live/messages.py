@@ -34,6 +34,8 @@ class EngineFacts:
     width: int
     drafter: str
     drafters: tuple[str, ...]
+    process: int
+    machine: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,15 +1,17 @@
 """The HTTP API of a cluster: the server's own, and `/cluster` for who runs it."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from socket import socket
 from typing import Any, cast
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import Field
 
 from paceline.cluster.live.engines import Engines
-from paceline.cluster.live.freeness import MOST_ENGINES, freeness
+from paceline.cluster.live.freeness import freeness
 from paceline.cluster.live.front import ClusterLLM
 from paceline.cluster.live.messages import EngineGoneError
 from paceline.core.errors import InputError
@@ -17,10 +19,12 @@ from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.options import Options
 from paceline.serve.app import create_app
 from paceline.serve.body import JsonRoute
+from paceline.serve.errors import ApiError
+from paceline.serve.operation import Operation
 from paceline.serve.responses import ERRORS
 from paceline.serve.run import serving
 from paceline.serve.server import Server
-from paceline.serve.settings import Settings
+from paceline.serve.settings import MOST_ENGINES, Settings
 from paceline.serve.sse import json_response
 from paceline.serve.wire import Wire
 
@@ -62,7 +66,7 @@ async def state(request: Request) -> Response:
 @router.post("/cluster/scale", responses=ERRORS)
 async def scale(body: ScaleRequest, request: Request) -> Response:
     """Change the number of engines. Answers when they are there, or those that are too many are gone."""
-    await engines_of(request).scale(body.engines)
+    await started(engines_of(request).scale(body.engines))
     return json_response(described(engines_of(request)))
 
 
@@ -76,8 +80,16 @@ async def drain(body: DrainRequest, request: Request) -> Response:
 @router.post("/cluster/renew", responses=ERRORS)
 async def renew(request: Request) -> Response:
     """A new engine in place of each, one after the other. Answers when all are new."""
-    await engines_of(request).renew()
+    await started(engines_of(request).renew())
     return json_response(described(engines_of(request)))
+
+
+async def started(work: Coroutine[None, None, None]) -> None:
+    """Work that starts engines. ApiError 503 where one cannot be started."""
+    try:
+        await work
+    except EngineGoneError as error:
+        raise ApiError(503, f"An engine cannot be started ({error}); look at its log, and try again.") from None
 
 
 def described(engines: Engines) -> dict[str, Any]:
@@ -89,17 +101,66 @@ def described(engines: Engines) -> dict[str, Any]:
             "freeness": None if now.draining else round(freeness(loads[name]), 2),
             "running": now.snapshot.running, "waiting": now.snapshot.waiting,
             "kv": {"blocks": now.snapshot.blocks, "used": now.snapshot.used, "cached": now.snapshot.cached},
+            "process": now.facts.process, "machine": now.facts.machine,
             "generated": now.snapshot.speculation.generated, "preemptions": now.snapshot.totals.preemptions,
         }
         for name, now in engines.states.items()
     ]  # fmt: skip
-    return {"engines": each, "wanted": engines.wanted, "lost": engines.lost_count, "moved": engines.moved_count}
+    return {
+        "engines": each, "wanted": engines.wanted, "coming": engines.coming,
+        "lost": engines.lost_count, "moved": engines.moved_count,
+    }  # fmt: skip
+
+
+class ClusterCollector(Collector):
+    """Figures of each engine, with the label `engine`, and of the cluster."""
+
+    def __init__(self, engines: Engines) -> None:
+        self._engines = engines
+
+    def collect(self) -> Iterator[Metric]:
+        now = described(self._engines)
+        for name, (text, value) in ENGINE_GAUGES.items():
+            gauge = GaugeMetricFamily(f"paceline_engine_{name}", text, labels=["engine"])
+            for each in now["engines"]:
+                gauge.add_metric([each["name"]], value(each))
+            yield gauge
+        for name, (text, value) in ENGINE_COUNTERS.items():
+            counter = CounterMetricFamily(f"paceline_engine_{name}", text, labels=["engine"])
+            for each in now["engines"]:
+                counter.add_metric([each["name"]], value(each))
+            yield counter
+        yield GaugeMetricFamily("paceline_cluster_engines_wanted", "Engines that there should be.", now["wanted"])
+        yield GaugeMetricFamily("paceline_cluster_engines_coming", "Engines that are being started.", now["coming"])
+        yield CounterMetricFamily("paceline_cluster_engines_lost", "Engines that died.", now["lost"])
+        yield CounterMetricFamily("paceline_cluster_moved", "Samples that moved while they ran.", now["moved"])
+
+
+ENGINE_GAUGES: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+    "draining": ("1 while the engine is being taken out.", lambda it: float(it["draining"])),
+    "requests_running": ("Samples that the engine decodes.", lambda it: it["running"]),
+    "requests_waiting": ("Samples that wait there.", lambda it: it["waiting"]),
+    "kv_cache_usage_perc": (
+        "Share of its K/V blocks that samples hold; 1 is all.",
+        lambda it: it["kv"]["used"] / max(1, it["kv"]["blocks"]),
+    ),
+    "freeness": ("Free blocks for each sample; below 0 it lacks some.", lambda it: it["freeness"] or 0.0),
+}  # fmt: skip
+ENGINE_COUNTERS: dict[str, tuple[str, Callable[[dict[str, Any]], float]]] = {
+    "generation_tokens": ("Tokens that the engine generated.", lambda it: it["generated"]),
+    "preemptions": ("Samples that lost their K/V there for a while.", lambda it: it["preemptions"]),
+}
 
 
 def application(engines: Engines, options: Options, settings: Settings) -> FastAPI:
     """The HTTP API over engines that have started."""
-    app = create_app(ClusterServer(ClusterLLM(engines, options), settings), settings)
+    server = ClusterServer(ClusterLLM(engines, options), settings)
+    app = create_app(server, settings)
     app.include_router(router)
+    operation: Operation = app.state.operation
+    operation.metrics.registry.register(ClusterCollector(engines))
+    operation.parts["cluster"] = lambda: described(engines)
+    engines.resized = lambda: operation.gate.resize(server.max_requests)
     return app
 
 

@@ -5,6 +5,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
+from time import monotonic
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -26,6 +27,8 @@ from paceline.core.request import Request
 if TYPE_CHECKING:
     from paceline.cluster.live.engines import Engines
 
+START_S = 900.0
+"""Time for an engine to load its model."""
 log = logging.getLogger("paceline")
 MOST_LOSSES = 3
 """Engines that one sample may lose without a token in between before it is given up: it may be what ends them."""
@@ -81,7 +84,8 @@ class Voyages:
             key = uuid4().hex
             try:
                 stream = link.open(key, opening)
-                word = await anext(stream)
+                with self.engines.expecting(link, unheard(opening)):
+                    word = await anext(stream)
             except (EngineGoneError, StopAsyncIteration) as error:
                 self.engines.lost(link, error)
                 losses += 1
@@ -158,7 +162,8 @@ class Voyages:
                 continue
             try:
                 wished = prefer is not None and self.engines.takes(prefer)
-                link = prefer if wished and prefer is not None else await self.engines.freest()
+                pressing = any(urgent(voyage.request.params.priority) for voyage in going)
+                link = prefer if wished and prefer is not None else await self.engines.freest(pressing, START_S)
             except RuntimeError as error:
                 self._fail(going, str(error))
                 return
@@ -183,7 +188,8 @@ class Voyages:
         key = uuid4().hex
         try:
             stream = link.open(key, opening)
-            word = await anext(stream)
+            with self.engines.expecting(link, [voyage.request for voyage in voyages]):
+                word = await anext(stream)
         except (EngineGoneError, StopAsyncIteration) as error:
             self.engines.lost(link, error)
             return "gone", error
@@ -210,3 +216,9 @@ class Voyages:
             await link.ask("leave", key)
         except EngineGoneError as error:
             self.engines.lost(link, error)
+
+
+def unheard(opening: Submitted) -> list[Request]:
+    """Samples of a prompt, as far as loads know them, before an engine has taken them in."""
+    now = monotonic()
+    return [Request(0, opening.prompt, opening.params, 0, arrival=now) for _ in range(opening.params.n)]

@@ -81,6 +81,7 @@ function paint() {
   chart("c-tau", [["", tau]], (n) => n.toFixed(2));
   chart("c-kv", [["used", level(used)], ["cached", level(cached)]], (n) => `${n.toFixed(n < 10 ? 1 : 0)} %`);
   depths();
+  fleet();
 }
 
 function tiles(speed) {
@@ -98,6 +99,21 @@ function tiles(speed) {
   ];
   $("tiles").replaceChildren(...rows.map(([name, value, more]) =>
     el("div", {"data-tile": name}, el("dt", {}, name), el("dd", {}, value), el("dd", {}, more))));
+}
+
+/** The engines of a cluster, one a row. */
+function fleet() {
+  const {cluster} = stats;
+  $("fleet").hidden = !cluster;
+  if (!cluster) return;
+  const {engines, wanted, coming, lost, moved} = cluster;
+  $("fleet-said").textContent = [`${count(wanted)} wanted`, coming && `${count(coming)} starting`,
+    `${count(lost)} lost so far`, `${count(moved)} requests moved`].filter(Boolean).join(" · ");
+  $("engines").replaceChildren(...engines.map((it) => el("tr", {"data-engine": it.name},
+    el("th", {scope: "row"}, it.name),
+    ...[it.draining ? "draining" : "serving", count(it.running), count(it.waiting), share(it.kv.used, it.kv.blocks),
+      it.freeness === null ? "–" : it.freeness.toFixed(0), count(it.generated), count(it.preemptions),
+    ].map((value) => el("td", {}, value)))));
 }
 
 /** The smallest of 1, 2, 5 times a power of ten that holds `value`. */

@@ -1,0 +1,159 @@
+"""Faults that kill nobody: slow links, clocks that jump, clients that leave late, a front that is replaced."""
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from paceline.cluster.live import engines as live
+from paceline.cluster.live.engines import Engines
+from paceline.cluster.live.front import ClusterLLM
+from paceline.cluster.live.messages import Opening, Word
+from paceline.engine.options import Options
+from tests.cluster.live.links import DirectLink
+from tests.cluster.live.test_live import ASKED, KINDS, OPTIONS, Heard, alone, clean, cluster, heard, links, until
+
+__all__ = ["alone", "cluster"]
+
+
+class SlowLink(DirectLink):
+    """Each message takes a while, and never the same."""
+
+    def __init__(self, name: str, options: dict[str, Any]) -> None:
+        super().__init__(name, options)
+        self.rng = random.Random(name)
+
+    async def _late(self) -> None:
+        await asyncio.sleep(self.rng.choice((0.0, 0.02, 0.2)))
+
+    async def open(self, key: str, opening: Opening) -> AsyncIterator[Word]:
+        await self._late()
+        async for word in super().open(key, opening):
+            await self._late()
+            yield word
+
+    async def ask(self, verb: str, *args: Any) -> Any:
+        await self._late()
+        answer = await super().ask(verb, *args)
+        await self._late()
+        return answer
+
+
+async def test_a_slow_link_changes_no_text(alone: list[Heard]) -> None:
+    """Requests move over it all the while, and one engine dies."""
+    engines = Engines(lambda name: SlowLink(name, OPTIONS))
+    await engines.start(2)
+    llm, rng, moves = ClusterLLM(engines, Options(**OPTIONS)), random.Random(1), set[asyncio.Task[str]]()
+    asking = [asyncio.create_task(heard(llm, params)) for params in KINDS]
+    for turn in range(25):
+        await asyncio.sleep(0.05)
+        going, there = list(engines.voyages.going), links(llm)
+        if turn == 12:
+            there[0].kill()
+        elif going and there:
+            moves.add(asyncio.create_task(engines.move(rng.choice(going), rng.choice(there))))
+    assert list(await asyncio.wait_for(asyncio.gather(*asking), 60)) == alone
+    assert {await each for each in moves} <= {"moved", "stayed", "ended"}
+    await clean(llm)
+    await engines.close()
+
+
+async def test_an_engine_that_answers_too_late_is_dead(
+    alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "ANSWER_S", 0.05)
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
+    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    [voyage] = cluster.engines.voyages.going
+
+    async def never() -> Any:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(voyage.link, "snapshot", never)
+    await until(lambda: cluster.engines.lost_count == 1)
+    monkeypatch.setattr(live, "ANSWER_S", 30.0)
+    assert await asyncio.wait_for(asking, 30) == alone[1]
+    await clean(cluster)
+
+
+@pytest.mark.parametrize("seconds", [-86400.0, 86400.0])
+async def test_a_wall_clock_that_jumps_changes_nothing(
+    seconds: float, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = [asyncio.create_task(heard(cluster, params)) for params in KINDS]
+    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + seconds)
+    for voyage in list(cluster.engines.voyages.going):
+        await cluster.engines.move(voyage, random.Random(0).choice(links(cluster)))
+    assert list(await asyncio.gather(*asking)) == alone and cluster.engines.lost_count == 0
+    await clean(cluster)
+
+
+@pytest.mark.parametrize("when", ["peek", "park", "open"])
+async def test_an_engine_whose_own_clock_jumps_gives_its_reservations_back(
+    when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An hour passes at the destination between two messages; the request stays, or is computed again."""
+    asking = asyncio.create_task(heard(cluster, KINDS[0]))
+    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    [voyage] = cluster.engines.voyages.going
+    [to] = [link for link in links(cluster) if link is not voyage.link]
+    engine, ahead = to.host.llm.llm.engine, [0.0]
+    real = engine.now
+    monkeypatch.setattr(engine, "now", lambda: real() + ahead[0])
+    for link in links(cluster):
+        for verb in ("give", "open"):
+            plain = getattr(link, verb)
+
+            def jumping(first: str, *args: Any, plain: Any = plain, verb: str = verb) -> Any:
+                if when in (first, verb):
+                    ahead[0] = 3600.0
+                return plain(first, *args)
+
+            monkeypatch.setattr(link, verb, jumping)
+    assert await asyncio.wait_for(cluster.engines.move(voyage, to), 30) in ("stayed", "ended")
+    assert await asyncio.wait_for(asking, 30) == alone[0]
+    await clean(cluster)
+
+
+@pytest.mark.parametrize("when", ["peek", "park", "open"])
+async def test_a_client_leaves_in_each_stage_of_a_move(
+    when: str, cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    subscription = await cluster.submit([(cluster.llm.text.encode(ASKED), KINDS[0])])
+    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    [voyage] = cluster.engines.voyages.going
+    [to] = [link for link in links(cluster) if link is not voyage.link]
+    left = list[str]()
+    for link in links(cluster):
+        for verb in ("give", "open"):
+            plain = getattr(link, verb)
+
+            def leaving(first: str, *args: Any, plain: Any = plain, verb: str = verb) -> Any:
+                if when in (first, verb) and not left:
+                    left.append(verb)
+                    cluster.abort(subscription)
+                return plain(first, *args)
+
+            monkeypatch.setattr(link, verb, leaving)
+    await asyncio.wait_for(cluster.engines.move(voyage, to), 30)
+    assert left
+    await clean(cluster)
+
+
+async def test_a_new_front_gives_the_same_text(alone: list[Heard], cluster: ClusterLLM) -> None:
+    """Its streams end with a front; what is sent again to the next one is answered as before."""
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
+    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    dead = links(cluster)
+    await cluster.engines.close()
+    asking.cancel()
+    assert all(link.dead.is_set() for link in dead)
+    again = Engines(lambda name: DirectLink(name, OPTIONS))
+    await again.start(1)
+    assert await heard(ClusterLLM(again, Options(**OPTIONS)), KINDS[1]) == alone[1]
+    await again.close()

@@ -1,0 +1,74 @@
+"""`paceline serve --cluster` and `paceline cluster up`: what they take, and what they begin."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from paceline.cli import app
+from paceline.cluster.live import actors, serve
+from paceline.cluster.live.engines import Engines
+from paceline.serve.settings import Settings
+
+
+@pytest.fixture
+def began(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What a command begins, in place of beginning it: the address to join, then what `run` gets."""
+    out = list[Any]()
+
+    def run(engines: Engines, count: int, options: Any, settings: Settings, sock: Any, announce: Any) -> int:
+        sock.close()
+        out.extend((engines, count, options, settings))
+        return 7
+
+    monkeypatch.setattr(actors, "join", out.append)
+    monkeypatch.setattr(serve, "run", run)
+    return out
+
+
+def said(*words: str) -> tuple[int, str]:
+    result = CliRunner().invoke(app, list(words))
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("words", [("serve", "--cluster"), ("cluster", "up")])
+def test_both_commands_begin_the_same(words: tuple[str, ...], began: list[Any]) -> None:
+    code, text = said(*words, "--engines", "3", "--max-engines", "5", "--port", "0", "--address", "auto")
+    assert code == 7, text
+    address, engines, count, options, settings = began
+    assert address == "auto" and count == 3 and settings.max_engines == 5 and options.model is None
+    assert (engines.rule.fewest, engines.rule.most) == (3, 5)
+
+
+def test_their_number_stays_unless_a_largest_one_is_given(began: list[Any]) -> None:
+    assert said("serve", "--cluster", "--port", "0")[0] == 7
+    address, engines, count, *_ = began
+    assert address is None and count == 2 and engines.rule is None
+
+
+def test_the_environment_and_the_file_say_it_too(
+    began: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PACELINE_CLUSTER", "true")
+    (tmp_path / "a.toml").write_text("engines = 4\nport = 0\n")
+    assert said("serve", "--config", str(tmp_path / "a.toml"))[0] == 7
+    assert began[2] == 4
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("serve", "--engines", "3"), "engines is of a cluster; add cluster, or leave it out"),
+        (("serve", "--max-engines", "3"), "max_engines is of a cluster"),
+        (("serve", "--cluster", "--engines", "0"), "engines is 0, but it must be in [1, 1024]"),
+        (("cluster", "up", "--engines", "3", "--max-engines", "2"), "max_engines is 2, but it must be"),
+        (("serve", "--cluster", "--models", "a.toml"), "A cluster does not serve models"),
+        (("serve", "--cluster", "--datastore", "a"), "A cluster does not serve datastore"),
+        (("serve", "--cluster", "--lora", "a=b"), "A cluster does not serve lora"),
+        (("cluster", "up", "--small", "a"), "A cluster does not serve small"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(words: tuple[str, ...], why: str, began: list[Any]) -> None:
+    code, text = said(*words, "--port", "0")
+    assert code == 2 and why in text and not began, text
