@@ -1,6 +1,5 @@
 """Adapters over HTTP: named as a model, listed, loaded below a root, unloaded."""
 
-import os
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -22,9 +21,6 @@ def test_an_adapter_is_a_model_at_every_door(tmp_path: Path) -> None:
     paths = {name: make_adapter(tmp_path / "root" / name, target, seed) for seed, name in enumerate("ab")}
     outside = make_adapter(tmp_path / "outside", target, 5)
     (tmp_path / "root" / "link").symlink_to(outside)
-    (tmp_path / "root" / "circle").symlink_to(tmp_path / "root" / "circle")
-    (tmp_path / "root" / "pipe").mkdir()
-    os.mkfifo(tmp_path / "root" / "pipe" / "adapter_config.json")
     llm = AsyncLLM(**DEMO, drafter="none", lora={"a": paths["a"]})
     with running(llm, Settings(lora_root=tmp_path / "root")) as address:
 
@@ -53,8 +49,7 @@ def test_an_adapter_is_a_model_at_every_door(tmp_path: Path) -> None:
         for name, path, status, words in (
             ("b", "b", 400, "loaded already"), (base, "b", 400, "name of a model"), ("c", "../outside", 403, "outside"),
             ("c", str(outside), 403, "outside"), ("c", "link", 403, "outside"), ("c", "missing", 400, "adapter_config"),
-            ("", "b", 400, "name"), ("c", "a\0b", 400, "zero byte"), ("c", "a" * 5000, 400, "cannot be a path"),
-            ("c", "circle", 400, "cannot be a path"), ("c", "pipe", 400, "is no file"),
+            ("", "b", 400, "name"), ("c", "a\0b", 400, "zero byte"),
         ):  # fmt: skip
             got = load(name, path)
             assert got[0] == status and words in got[1], got

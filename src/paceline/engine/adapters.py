@@ -30,8 +30,6 @@ from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
 log = logging.getLogger("paceline")
 MOST_ADAPTERS = 1000
 """Largest `max_loras`."""
-MOST_NAMED = 10_000
-"""Adapters and chains that have a name, in memory or not."""
 ADAPTER_PATIENCE_S = 2.0
 """Wait for room after which requests for adapters that are in memory wait, too, in the order of their arrival."""
 ADAPTER_KEY = "\x1flora:"
@@ -182,8 +180,6 @@ class Adapters:
             raise InputError(f"{name[:40]!r} cannot be the name of an adapter; give a short text.")
         if name in self.named and not replace:
             raise InputError(f"The adapter {name!r} is loaded already; unload it first, or load it in place.")
-        if name not in self.named and len(self.named) >= MOST_NAMED:
-            raise CapacityError(f"{MOST_NAMED} adapters have names here; unload one first.")
 
     def enter(
         self, name: str, path: Path | Chain, weights: LoraWeights | ChainWeights, replace: bool = False,
