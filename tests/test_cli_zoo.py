@@ -13,8 +13,8 @@ from paceline.model import blockzoo, parts
 from paceline.model.blockzoo import members, zoo_root
 from paceline.model.equivalence import divergence, read_report
 from paceline.native.build import library
-from tests.engine.test_adapters import make_adapter
 from tests.engine.test_zoo import GREEDY, SMALL, alone, named, texts
+from tests.lora import make_adapter
 from tests.test_cli import failure, run
 from tests.zoo import LAYERS, tuned
 

@@ -17,6 +17,7 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
+from paceline.model.lora import LoraWeights
 from paceline.model.state import Scan, States
 from paceline.sample.filters import Warp, law
 from paceline.sample.noise import keys_tensor
@@ -58,6 +59,10 @@ class Toy:
         self.forwards = 0
         self.work = 0
         """Layers of all passes, whatever their rows."""
+        self.turn = 0
+        """What its layers add to each token that they read: another number is another model."""
+        self.turns: dict[int, int] = {}
+        """The same of adapters, by slot: such a row has the logits of the model with this `turn`."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         self.block_size = block_size
@@ -80,8 +85,15 @@ class Toy:
 
     def next_logits(self, context: list[int], length: int | None = None) -> torch.Tensor:
         """Logits [V] after `context`: the definition."""
-        phase, code = self.state(context, length)
+        phase, code = self.state([(token + self.turn) % VOCAB for token in context], length)
         return self.table[int(phase), int(code)]
+
+    def turned(self, rows: Rows) -> list[int]:
+        """What each row adds to tokens."""
+        return [self.turns.get(it.adapter, self.turn) for it in rows.segments for _ in range(it.rows)]
+
+    def adapt(self) -> "ToyAdapters":
+        return ToyAdapters(self)
 
     def embed(self, token: torch.Tensor) -> torch.Tensor:
         return torch.stack([token, token], -1).to(torch.float64)
@@ -155,6 +167,7 @@ class Toy:
         if (layer, "attention") not in skip:
             pool, word, position = self.pool[layer], rows.word.tolist(), rows.position.tolist()
             token = [(state[0] + 1) % VOCAB if fuzzy and state[0] % 3 == 0 else state[0] for state in states]
+            token = [(own + turn) % VOCAB for own, turn in zip(token, self.turned(rows))]
             for slot, own in zip(rows.slot.tolist(), token):
                 pool[slot] = own
             for segment, blocks in zip(rows.segments, rows.tables.tolist()):
@@ -196,7 +209,7 @@ class Toy:
                         error = raised
                 root = int(rows.token[segment.start]) if not said else said[-1]
                 start = segment.base + len(said)
-                judged = self._judge(root, tokens, parents, start, table, segment.shift)
+                judged = self._judge(root, tokens, parents, start, table, segment.shift, segment.adapter)
                 node, path, ended = -1, list[int](), False
                 while True:
                     said.append(self.draw(judged.logits[node + 1], text, len(said)))
@@ -220,8 +233,9 @@ class Toy:
         return Out(torch.empty(0, VOCAB), {tap: torch.stack(states) for tap in rows.taps}, drawn=out, error=error)
 
     def _judge(
-        self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int], shift: int
-    ) -> Out:
+        self, root: int, nodes: Sequence[int], parents: Sequence[int], start: int, table: list[int], shift: int,
+        adapter: int,
+    ) -> Out:  # fmt: skip
         """The pass over the last token of a text, which has the row `start`, and its draft."""
         depths, words = list[int](), list[int]()
         for j, parent in enumerate(parents):
@@ -230,7 +244,9 @@ class Toy:
         builder, count = RowsBuilder(), 1 + len(nodes)
         slots = self.slots(table, start, count)
         want = [*range(count)]
-        builder.add([root, *nodes], slots, table, start, depths=depths, words=words, want=want, shift=shift)
+        builder.add(
+            [root, *nodes], slots, table, start, depths=depths, words=words, want=want, shift=shift, adapter=adapter
+        )
         return self.forward(builder.build(taps=("post_norm",)))
 
     def slots(self, table: list[int], start: int, count: int) -> list[int]:
@@ -258,6 +274,24 @@ class Toy:
             pool[s] = token
 
 
+class ToyAdapters:
+    """The adapters of a toy by slot, as a decoder's: the rank of one is its turn."""
+
+    def __init__(self, toy: Toy) -> None:
+        self.toy = toy
+
+    @property
+    def bytes(self) -> dict[int, int]:
+        return dict.fromkeys(self.toy.turns, 1)
+
+    def install(self, slot: int, weights: LoraWeights) -> int:
+        self.toy.turns[slot] = weights.rank
+        return 1
+
+    def remove(self, slot: int) -> None:
+        self.toy.turns.pop(slot, None)
+
+
 class RecurrentToy(Toy):
     """Toy with the same logits, in which every second layer reads its context from a state: the number of its tokens
     and the last ones, as numbers that are zeros before the first. So a text also changes with a state of other rows."""
@@ -281,7 +315,8 @@ class RecurrentToy(Toy):
         if layer % 2 == 0:
             super().layer(rows, layer, states, skip, fuzzy)
             return
-        tokens = torch.tensor([[state[0]] for state in states], dtype=torch.float64)
+        own = [(state[0] + turn) % VOCAB for state, turn in zip(states, self.turned(rows))]
+        tokens = torch.tensor(own, dtype=torch.float64)[:, None]
         for row, read in enumerate(self.read_through(self.scan, layer // 2, tokens)[self.scan.own].tolist()):
             phase, code = read
             states[row][1] = states[row][1] * BASE + 2 * (int(phase) * CODES + CODES - 1 - int(code) + 1)

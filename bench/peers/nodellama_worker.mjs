@@ -6,12 +6,12 @@ import {createInterface} from "node:readline";
 const CONFIDENCE = 0.6; // below it the draft ends: the package's own number
 let spec, kit, target;
 
-async function open(path) {
+async function open(path, lora) {
   const llama = await kit.getLlama({gpu: false, build: "never", logLevel: "error", maxThreads: spec.threads});
   const model = await llama.loadModel({modelPath: path});
   return model.createContext({
     sequences: spec.batch, contextSize: Math.ceil((spec.max_len + 64) / 256) * 256,
-    threads: {ideal: spec.threads, min: spec.threads},
+    threads: {ideal: spec.threads, min: spec.threads}, ...(lora ? {lora} : {}),
   });
 }
 
@@ -25,7 +25,7 @@ function predictor(draft) {
 async function load(wish) {
   spec = wish;
   kit = await import(spec.options.module);
-  const [context, draft] = [await open(spec.model), spec.mode === "draft" ? await open(spec.draft) : null];
+  const [context, draft] = [await open(spec.model, spec.own?.lora), spec.mode === "draft" ? await open(spec.draft) : null];
   const take = () => context.getSequence(spec.mode === "plain" ? {} : {tokenPredictor: predictor(draft)});
   target = Array.from({length: spec.batch}, take);
   const llama = await kit.getLlama("lastBuild").catch(() => null);

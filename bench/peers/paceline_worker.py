@@ -9,6 +9,8 @@ from paceline import LLM, SamplingParams, __version__
 from paceline.engine.options import Options
 
 DRAFTER = {"plain": "none", "draft": "model", "lookup": "ngram", "both": "suffix+topk", "auto": "auto"}
+ADAPTER = "lora"
+"""Name of the adapter that `own` gives."""
 QUANTIZE = {"bf16": "none", "8-bit": "int8", "4-bit": "int4"}
 
 
@@ -23,6 +25,9 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         "prefix_cache": False,
         **spec.get("own", {}),
     }
+    adapter = ADAPTER if "lora" in settings else ""
+    if adapter:
+        settings["lora"] = {adapter: settings["lora"]}
     llm = LLM(spec["model"], spec["draft"], **settings)
 
     calls = 0
@@ -32,7 +37,7 @@ def load(spec: dict[str, Any]) -> tuple[Generate, dict[str, str]]:
         if calls == 1:
             llm.engine.drafters.drafters.clear()  # the warm-up had the first prompts: nothing of them may be remembered
         calls += 1
-        params = SamplingParams(temperature=0, repetition_penalty=1.0, max_tokens=max_tokens)
+        params = SamplingParams(temperature=0, repetition_penalty=1.0, max_tokens=max_tokens, adapter=adapter)
         return [output.token_ids for output in llm.generate(prompts, params, progress=False)]
 
     return generate, {"paceline": __version__}

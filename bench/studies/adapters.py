@@ -3,8 +3,10 @@
     python bench/studies/adapters.py MODEL [--quantize int4] [--rank 8] [--rounds 5] [--threads 2]
 
 Sixteen requests decode greedily at once, without drafts. In turn: nobody has an adapter; one adapter for all; half have
-one; sixteen adapters, one each. Adapters are random, of one rank, for all linear layers. Ratios are of medians over
-rounds in turn. Also printed: bytes of all adapters, and of their factors as they are stored in bfloat16.
+one; one has one; sixteen adapters, one each. Where some rows have none, theirs are also counted apart. Adapters are
+random, of one rank, for all linear layers. A round goes through all cases, every other one in reverse; ratios are
+medians over rounds of the ratio to the round's own "no adapter", with their range. Also printed: bytes of all adapters,
+and of their factors as they are stored in bfloat16.
 """
 
 import argparse
@@ -16,7 +18,7 @@ from time import perf_counter
 from paceline import LLM, SamplingParams
 from paceline.bench.random_lora import random_lora
 from paceline.model.checkpoint import read_config, resolve
-from paceline.model.lora import lora_places
+from paceline.model.lora_places import lora_places
 
 ROWS = 16
 
@@ -43,28 +45,24 @@ def main() -> None:
         "no adapter": [""] * ROWS,
         "one adapter": ["a0"] * ROWS,
         "half without": ["a0", ""] * (ROWS // 2),
+        "one with": ["a0"] + [""] * (ROWS - 1),
         "sixteen": [f"a{i}" for i in range(ROWS)],
     }
-    prompts = [[1000 + 17 * row + j for j in range(16)] for row in range(ROWS)]
-    times: dict[str, list[float]] = {name: [] for name in cases}
+    rounds = list[dict[str, float]]()
     for turn in range(args.rounds + 1):
-        for name, whose in cases.items():
-            wishes = [
-                SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True, adapter=adapter)
-                for adapter in whose
-            ]
-            requests = [llm.engine.submit(p, w.resolve({}))[0] for p, w in zip(prompts, wishes)]
-            while any(len(request.output) < 2 for request in requests):
-                llm.engine.step()
-            begun, had = perf_counter(), sum(len(request.output) for request in requests)
-            while any(request.finish is None for request in requests):
-                llm.engine.step()
-            if turn:  # the first warms up
-                times[name].append((ROWS * args.tokens - had) / (perf_counter() - begun))
-    plain = median(times["no adapter"])
-    for name, seen in times.items():
+        speeds = dict[str, float]()
+        for name in [*cases] if turn % 2 else [*reversed(cases)]:
+            whole, without = timed(llm, cases[name], args.tokens)
+            speeds[name] = whole
+            if 0 < cases[name].count("") < ROWS:
+                speeds[f"{name}, rows without"] = without * ROWS / cases[name].count("")
+        rounds += [speeds] * bool(turn)  # the first warms up
+    for name in sorted(rounds[0], key=[*cases, *rounds[0]].index):
+        seen = [each[name] for each in rounds]
+        ratios = [each[name] / each["no adapter"] for each in rounds]
         print(
-            f"{name:14} {median(seen):8.1f} tokens/s ({min(seen):.1f} to {max(seen):.1f})  {median(seen) / plain:.3f}"
+            f"{name:26} {median(seen):8.1f} tokens/s ({min(seen):.1f} to {max(seen):.1f})  {median(ratios):.3f} "
+            f"({min(ratios):.3f} to {max(ratios):.3f})"
         )
     count = args.rank * sum(
         place.width * len(place.modules) + sum(place.outs) for place in lora_places(spec, False, False)
@@ -72,6 +70,20 @@ def main() -> None:
     print(f"{adapters.bytes:,} bytes of {ROWS} adapters, whose factors have {2 * count * ROWS:,} in bfloat16")
     print(f"{llm.engine.model.weight_bytes:,} bytes of the model")
     llm.close()
+
+
+def timed(llm: LLM, whose: list[str], tokens: int) -> tuple[float, float]:
+    """Tokens a second of requests with these adapters: of all, and of those without one."""
+    wishes = [SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, adapter=name) for name in whose]
+    prompts = [[1000 + 17 * row + j for j in range(16)] for row in range(ROWS)]
+    requests = [llm.engine.submit(p, w.resolve({}))[0] for p, w in zip(prompts, wishes)]
+    while any(len(request.output) < 2 for request in requests):
+        llm.engine.step()
+    begun, had = perf_counter(), [len(request.output) for request in requests]
+    while any(request.finish is None for request in requests):
+        llm.engine.step()
+    took, made = perf_counter() - begun, [tokens - before for before in had]
+    return sum(made) / took, sum(more for more, name in zip(made, whose) if not name) / took
 
 
 if __name__ == "__main__":

@@ -1,8 +1,6 @@
 """Adapters: the text of merged weights under every drafter, each request by one version, bad files refused."""
 
 import asyncio
-import json
-import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,41 +9,26 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 
 from paceline import LLM, AsyncLLM, SamplingParams
-from paceline.bench.random_lora import random_lora
 from paceline.core.errors import CapacityError, InputError, PacelineError
 from paceline.core.operations import Park, Resume
-from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
 from paceline.engine.adapters import Adapters
+from paceline.model import lora
+from paceline.model.adapters import AdaptedRows
 from paceline.model.checkpoint import read_config
-from paceline.model.lora import LoraWeights, fused, interleaved, lora_places, read_lora
+from paceline.model.lora import LoraWeights, fused, interleaved, read_lora
+from paceline.model.lora_places import lora_places
+from tests.lora import change, make_adapter, merge
 from tests.tiny import tiny_checkpoint
 
-FAMILIES = ("llama", "phi3", "mixtral", "qwen2_moe", "lfm2")
+FAMILIES = ("llama", "mixtral", "qwen3_5_text", "lfm2")
+MORE_FAMILIES = ("phi3", "qwen2_moe", "bamba", "qwen3_next", "gemma4_text", "nemotron_h")
 SMALL: dict[str, Any] = {"blocks": 128, "max_requests": 8, "weights_cache": False, "check": True}
 PROMPT = [5, 9, 200, 17, 33, 8, 9, 200, 17, 60, 61, 62, 63, 64, 65, 66, 67, 68, 5, 9, 200]
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
 DRAWN = SamplingParams(temperature=0.8, seed=7, max_tokens=16, ignore_eos=True)
-
-
-def make_adapter(path: Path, model: Path, seed: int = 0, rank: int = 4, **config: Any) -> Path:
-    """A random adapter that changes what a tiny model says."""
-    return random_lora(path, model, seed, rank, 0.2, **{"lora_alpha": 2 * rank, **config})
-
-
-def merge(path: Path, model: Path, adapter: Path) -> Path:
-    """The model with an adapter in its weights."""
-    path.mkdir(parents=True)
-    for file in model.iterdir():
-        (path / file.name).write_bytes(file.read_bytes())
-    tensors = load_file(model / "model.safetensors")
-    for name, (down, up) in read_lora(adapter, read_config(model)).modules.items():
-        tensors[f"{name}.weight"] = tensors[f"{name}.weight"] + up @ down
-    save_file(tensors, path / "model.safetensors", {"format": "pt"})
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +68,7 @@ def under_all_drafters(llm: LLM, want: dict[str, list[list[int]]]) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, *(pytest.param(it, marks=pytest.mark.full) for it in MORE_FAMILIES)])
 def test_the_text_is_that_of_merged_weights_under_every_drafter(
     models: Callable[[str], dict[str, Path]], family: str
 ) -> None:
@@ -102,21 +85,28 @@ def test_the_text_is_that_of_merged_weights_under_every_drafter(
         assert not under_all_drafters(llm, {"": plain, "a": merged, "b": other})
 
 
-def no_slots(patch: pytest.MonkeyPatch) -> None:
-    """A defect: rows forget their adapter."""
-    add = RowsBuilder.add
-    patch.setattr(RowsBuilder, "add", lambda self, *args, **more: add(self, *args, **{**more, "adapter": 0}))
+def no_scale(patch: pytest.MonkeyPatch) -> None:
+    """A defect: alpha is forgotten."""
+    by_pattern = lora.by_pattern
+
+    def wrong(config: Any, key: str, module: str, default: float) -> float:
+        return by_pattern(config, key, module, default) if key == "rank_pattern" else config["r"]
+
+    patch.setattr(lora, "by_pattern", wrong)
 
 
-def one_slot(patch: pytest.MonkeyPatch) -> None:
-    """A defect: all rows of a pass have the adapter of the first."""
-    build = RowsBuilder.build
+def given_rows_alone(patch: pytest.MonkeyPatch) -> None:
+    """A defect: the rows of candidates lack what the adapter adds, and so does their K/V once they are accepted."""
+    begin = AdaptedRows.begin
 
-    def wrong(self: RowsBuilder, *args: Any, **more: Any) -> Any:
-        self._segments = [each._replace(adapter=self._segments[0].adapter) for each in self._segments]
-        return build(self, *args, **more)
+    def wrong(self: AdaptedRows, rows: Any) -> None:
+        begin(self, rows)
+        if self.of is not None:
+            for it in rows.segments:
+                self.of[it.start + it.given : it.start + it.rows] = 0
+            self._set(self.of)
 
-    patch.setattr(RowsBuilder, "build", wrong)
+    patch.setattr(AdaptedRows, "begin", wrong)
 
 
 def one_name(patch: pytest.MonkeyPatch) -> None:
@@ -125,18 +115,41 @@ def one_name(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Adapters, "key", lambda self, tenant, name, now=None: (tenant, *key(self, tenant, name, now)[1:]))
 
 
-@pytest.mark.parametrize("plant", [no_slots, one_slot, one_name])
+@pytest.mark.parametrize("plant", [no_scale, given_rows_alone, one_name])
 def test_planted_defects_are_seen(
     models: Callable[[str], dict[str, Path]], plant: Callable[[pytest.MonkeyPatch], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    at = models("llama")
-    lora = {"a": at["a"], "b": at["b"]}
-    with LLM(at["base"], at["draft"], "none", dtype="float32", lora=lora, **SMALL) as llm:
-        want = {name: texts(llm, *(replace(p, adapter=name) for p in (GREEDY, DRAWN))) for name in ("", "a", "b")}
+    """More of them, with every drafter: tests/lossless/test_adapters.py."""
+    at, want = models("llama"), dict[str, list[list[int]]]()
+    for name, model in ("", "base"), ("a", "merged"):
+        with LLM(at[model], dtype="float32", drafter="none", **SMALL) as llm:
+            want[name] = texts(llm, GREEDY, DRAWN)
     plant(monkeypatch)
-    with LLM(at["base"], at["draft"], "none", dtype="float32", lora=lora, **SMALL) as llm:
+    with LLM(at["base"], at["draft"], "none", dtype="float32", lora={"a": at["a"]}, **SMALL) as llm:
         assert under_all_drafters(llm, want)
+
+
+def test_what_is_not_finite_spoils_nobody_else(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
+    """An adapter whose numbers overflow ends its requests with an error; who has their blocks next, or runs at the
+    same time, gets the right text."""
+    at = models("llama")
+    bad = make_adapter(tmp_path / "bad", at["base"])
+    change(bad, lambda t: t.fill_(1e18), "A", "B")
+    wishes = [replace(GREEDY, adapter=name) for name in ("bad", "a", "", "bad")]
+    options: dict[str, Any] = {**SMALL, "blocks": 8, "max_requests": 4, "block_size": 8, "drafter": "ngram"}
+    for dtype in "float32", "bfloat16":
+        with LLM(at["base"], dtype=dtype, lora={"a": at["a"]}, **options) as llm:  # type: ignore[arg-type]
+            want, made = texts(llm, *wishes[1:3]), llm.engine.session.adapters
+            with pytest.raises(PacelineError, match="far too large"):
+                made.read(bad)
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(lora, "MAX_LORA_NORM", 1e40)
+                made.enter("bad", bad, made.read(bad))
+            for _ in range(2):
+                outs = llm.generate([PROMPT] * 4, wishes, progress=False)
+                assert [out.finish_reason for out in outs] == ["error", "length", "length", "error"]
+                assert [out.token_ids for out in outs[1:3]] == want
 
 
 @pytest.mark.parametrize("form", [{}, {"quantize": "int8"}, {"quantize": "int4"}])
@@ -238,142 +251,6 @@ def test_a_parked_request_needs_its_adapter(models: Callable[[str], dict[str, Pa
         assert request.output == want
 
 
-BAD: dict[str, tuple[Callable[[Path], object], str]] = {
-    "no config": (lambda d: (d / "adapter_config.json").unlink(), "no adapter_config.json"),
-    "cut": (lambda d: (d / "adapter_model.safetensors").write_bytes(b"x" * 40), "damaged"),
-    "no weights": (lambda d: (d / "adapter_model.safetensors").unlink(), "has neither"),
-    "dora": (lambda d: configure(d, use_dora=True), "DoRA"),
-    "modules_to_save": (lambda d: configure(d, modules_to_save=["lm_head"]), "modules_to_save"),
-    "biases": (lambda d: configure(d, bias="all"), "trained biases"),
-    "another kind": (lambda d: configure(d, peft_type="IA3"), "IA3"),
-    "changed base": (lambda d: configure(d, init_lora_weights="pissa_niter_4"), "pissa"),
-    "unknown key": (lambda d: configure(d, novel_thing=3), "novel_thing"),
-    "rank": (lambda d: configure(d, r=5), "says rank 5"),
-    "no rank": (lambda d: configure(d, r="x"), "positive number"),
-    "module": (lambda d: configure(d, target_modules=["q_proj", "wq"]), "no linear layer"),
-    "left out": (lambda d: configure(d, target_modules=["q_proj"]), "target_modules of its config leaves out"),
-    "left out by an expression": (lambda d: configure(d, target_modules=r".*\.q_proj"), "target_modules of its config"),
-    "excluded": (lambda d: configure(d, exclude_modules=["q_proj"]), "exclude_modules of its config leaves out"),
-    "another layer": (lambda d: configure(d, layers_to_transform=[0]), "layers_to_transform of its config leaves out"),
-    "no truth value": (lambda d: configure(d, use_rslora="x"), "true or false"),
-    "no number": (lambda d: configure(d, alpha_pattern={"q_proj": True}), "a value is a number"),
-    "nan": (lambda d: change(d, lambda t: t.fill_(float("nan"))), "not finite"),
-    "shape": (lambda d: change(d, lambda t: t[:, :-1].clone()), "another model"),
-    "fewer layers": (lambda d: shallow(d), "for a model of 1 layers, but this one has"),
-    "a layer cut out": (lambda d: change(d, lambda t: None, "A", "B"), "lacks the factors"),
-    "half a pair": (lambda d: change(d, lambda t: None), "only one factor"),
-    "head": (lambda d: add(d, "base_model.model.lm_head.weight"), "lm_head.weight"),
-    "embedding": (lambda d: add(d, "base_model.model.model.embed_tokens.lora_embedding_A"), "embed"),
-}  # fmt: skip
-
-
-def configure(path: Path, **changes: Any) -> None:
-    file = path / "adapter_config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), **changes}))
-
-
-def change(path: Path, how: Callable[[torch.Tensor], torch.Tensor | None], *parts: str) -> None:
-    """Change the first tensor, or these factors of its module."""
-    file = path / "adapter_model.safetensors"
-    tensors = load_file(file)
-    first = min(tensors)
-    for name in [re.sub(r"lora_[AB]", f"lora_{part}", first) for part in parts] or [first]:
-        new = how(tensors.pop(name))
-        tensors |= {} if new is None else {name: new}
-    save_file(tensors, file)
-
-
-def shallow(path: Path) -> None:
-    """Leave the tensors of the first layer."""
-    file = path / "adapter_model.safetensors"
-    save_file({name: tensor for name, tensor in load_file(file).items() if ".layers.0." in name}, file)
-
-
-def add(path: Path, name: str) -> None:
-    file = path / "adapter_model.safetensors"
-    save_file({**load_file(file), name: torch.zeros(2, 2)}, file)
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_bad_adapters_are_refused(models: Callable[[str], dict[str, Path]], tmp_path: Path, case: str) -> None:
-    base = models("llama")["base"]
-    spoil, words = BAD[case]
-    path = make_adapter(tmp_path / "x", base)
-    spoil(path)
-    with pytest.raises(PacelineError, match=words):
-        read_lora(path, read_config(base))
-
-
-def test_of_another_model_or_too_large(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
-    other = tiny_checkpoint(tmp_path / "other", "llama", hidden=64)
-    with pytest.raises(PacelineError, match="another model"):
-        read_lora(models("llama")["a"], read_config(other))
-    with pytest.raises(InputError, match="at most 3"):
-        read_lora(models("llama")["a"], read_config(models("llama")["base"]), max_rank=3)
-    for bad in (["a"], ["a=x", "a=y"], ["=x"]):
-        with pytest.raises(InputError, match="NAME=DIR"):
-            LLM(models("llama")["base"], lora=bad, **SMALL)
-
-
-def test_patterns_and_scales_are_pefts(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
-    """Rank and alpha of a module by the first pattern that ends its name; rsLoRA divides by the root of the rank."""
-    spec = read_config(models("llama")["base"])
-    path = make_adapter(tmp_path / "x", models("llama")["base"])
-
-    def up(**config: Any) -> dict[str, torch.Tensor]:
-        configure(path, **config)
-        return {name: pair.up for name, pair in read_lora(path, spec).modules.items()}
-
-    plain = up()
-    by_root = up(use_rslora=True)
-    assert all(torch.allclose(by_root[name], 2 * plain[name]) for name in plain)
-    some = up(use_rslora=False, alpha_pattern={r"layers\.0\..*q_proj": 24, "down_proj": 2})
-    factors = {name: float((some[name] / plain[name]).mean()) for name in plain}
-    for name, factor in factors.items():
-        want = 3.0 if "layers.0." in name and "q_proj" in name else 0.25 if "down_proj" in name else 1.0
-        assert factor == pytest.approx(want), name
-
-
-@pytest.mark.parametrize(
-    "pattern",
-    ["(a+)+b", "(.*)*x", "(a|a)*b", "(a|aa)+$", r"(\w+)\1*", "(?=a)a", ".*" * 9, "(", "x" * 9999, "(?:a{1,9}){9}"],
-)
-def test_a_pattern_that_may_take_long_is_refused(
-    models: Callable[[str], dict[str, Path]], tmp_path: Path, pattern: str
-) -> None:
-    """Patterns come with the adapter, and adapters may come over HTTP."""
-    path = make_adapter(tmp_path / "x", models("llama")["base"])
-    for key in ("rank_pattern", "alpha_pattern"):
-        configure(path, rank_pattern={}, alpha_pattern={})
-        configure(path, **{key: {pattern: 4}})
-        with pytest.raises(PacelineError, match="none that is served"):
-            read_lora(path, read_config(models("llama")["base"]))
-    configure(path, rank_pattern=["q_proj"])
-    with pytest.raises(PacelineError, match="an object is expected"):
-        read_lora(path, read_config(models("llama")["base"]))
-
-
-def test_pickled_factors_are_the_same_adapter_and_nothing_runs(
-    models: Callable[[str], dict[str, Path]], tmp_path: Path
-) -> None:
-    at, spec = models("llama"), read_config(models("llama")["base"])
-    path = make_adapter(tmp_path / "x", at["base"])
-    whole = path / "adapter_model.safetensors"
-    tensors, digest = load_file(whole), read_lora(path, spec).digest
-    whole.unlink()
-    torch.save(tensors, path / "adapter_model.bin")
-    assert read_lora(path, spec).digest == digest
-    torch.save({**tensors, "x": Path("a")}, path / "adapter_model.bin")
-    with pytest.raises(PacelineError, match="damaged"):
-        read_lora(path, spec)
-    (path / "adapter_model.bin").write_bytes((path / "adapter_model.bin").read_bytes()[:-500])
-    with pytest.raises(PacelineError, match="damaged"):
-        read_lora(path, spec)
-    torch.save([1], path / "adapter_model.bin")
-    with pytest.raises(PacelineError):
-        read_lora(path, spec)
-
-
 def test_where_all_are_in_use_a_request_waits(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
     """Two places, five adapters: everybody gets the text of their own, in the order of arrival; others go on."""
     at = models("llama")
@@ -386,6 +263,7 @@ def test_where_all_are_in_use_a_request_waits(models: Callable[[str], dict[str, 
         assert texts(llm, *wishes) == want and not made.waiting and not made.running
         asked = [engine.submit(PROMPT, wish.resolve({}))[0] for wish in wishes[:4]]
         assert [request.adapter_slot > 0 for request in asked] == [True, True, False, False]
+        assert (made.running, made.awaited) == (["n0", "n1"], ["n2", "n3"])
         engine.abort(asked[2])
         assert made.waiting == [asked[3]] and engine.busy
         packed = engine.apply(Park(asked[3].id))
@@ -471,41 +349,3 @@ def test_every_answer_is_of_one_version(models: Callable[[str], dict[str, Path]]
         return done
 
     assert asyncio.run(all_of_them()) >= 24
-
-
-def test_a_gguf_adapter_is_the_same_adapter(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
-    """As llama.cpp's converter writes it: rows of queries and keys in pairs, alpha in the metadata."""
-    import gguf
-
-    from paceline.model.gguf.tensors import names_of
-
-    at = models("llama")
-    spec, file = read_config(at["base"]), tmp_path / "a.gguf"
-    names, tensors = names_of("llama", len(spec.layers)), load_file(at["a"] / "adapter_model.safetensors")
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_string("general.type", "adapter")
-    writer.add_string("adapter.type", "lora")
-    writer.add_float32("adapter.lora.alpha", 8.0)
-    for name, tensor in tensors.items():
-        module, part = name.removeprefix("base_model.model.").removesuffix(".weight").rsplit(".lora_", 1)
-        heads = spec.heads if module.endswith("q_proj") else spec.kv_heads if module.endswith("k_proj") else 0
-        if part == "B" and heads:
-            pairs = tensor.view(heads, 2, spec.head_dim // 2, -1).transpose(1, 2)
-            tensor = pairs.reshape(tensor.shape).contiguous()
-        writer.add_tensor(f"{names[module]}.weight.lora_{part.lower()}", tensor.numpy())
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    for dtype in ("float32", "bfloat16"):
-        with LLM(at["base"], drafter="none", dtype=dtype, lora={"a": at["a"], "g": file}, **SMALL) as llm:  # type: ignore[arg-type]
-            first, second = (texts(llm, *(replace(p, adapter=name) for p in (GREEDY, DRAWN))) for name in "ag")
-            assert first == second
-    with pytest.raises(PacelineError, match="no adapter"):
-        base = tmp_path / "base.gguf"
-        writer = gguf.GGUFWriter(base, "llama")
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
-        read_lora(base, spec)

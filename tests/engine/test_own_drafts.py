@@ -22,7 +22,8 @@ from paceline.draft.model import ModelDrafter
 from paceline.engine.adapters import loras_of
 from paceline.serve.settings import parse
 from tests.draft.test_head import KINDS, SIZES, shaken
-from tests.engine.test_adapters import DRAWN, GREEDY, PROMPT, SMALL, make_adapter, merge, texts, under_all_drafters
+from tests.engine.test_adapters import DRAWN, GREEDY, PROMPT, SMALL, texts, under_all_drafters
+from tests.lora import make_adapter, merge
 from tests.tiny import tiny_checkpoint
 
 DRAFTING: dict[str, Any] = {**SMALL, "length": "fixed", "nodes": 3}

@@ -15,7 +15,7 @@ from paceline.core.operations import Park, Resume
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
-from tests.engine.test_adapters import make_adapter
+from tests.lora import make_adapter
 from tests.zoo import LAYERS, family_of_tunes, tuned
 
 SMALL: dict[str, Any] = {"blocks": 96, "max_requests": 16, "weights_cache": False, "check": True}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -21,8 +22,11 @@ from paceline.draft.crossvocab import ForeignModel
 from paceline.draft.head import HEADS
 from paceline.draft.surfaces import Surfaces
 from paceline.draft.vocabulary import DraftVocabulary
+from paceline.engine.adapters import Adapters
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
+from paceline.engine.own_drafts import OwnDrafts, with_own
+from paceline.model.lora import LoraWeights
 from paceline.sample.grammar import Grammars, vocabulary
 from paceline.sample.sampler import Sampler
 from paceline.schedule.policies import ORDERS, SCHEDULES
@@ -74,6 +78,9 @@ def ban_last(prompt: Any, output: Any, logits: torch.Tensor) -> torch.Tensor:
     return logits
 
 
+TURNS = {"": 0, "a": 2, "b": 5}
+"""The model and its adapters: what each adds to the tokens that layers read."""
+ADAPTERS = ("a", "b")
 AUTOMATON: tuple[dict[int, int], ...] = ({0: 1, 4: 2, EOS: 0}, {1: 1, 2: 1, 3: 0}, {0: 3, 5: 3}, {4: 0}, {})
 """A toy regular language, (0 [12]* 3 | 4 [05] 4)*, as {token: next state} of each state. The text may end in state 0;
 the last state is the dead one."""
@@ -150,6 +157,8 @@ class Setting:
     then."""
     recurrent: frozenset[str] = frozenset()
     """Models with recurrent layers, among target and draft."""
+    max_loras: int = 4
+    """Adapters in memory; more than one place less than there are names lets requests wait."""
     clock: int = 0
     """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
 
@@ -157,8 +166,11 @@ class Setting:
         """The model of this name."""
         return (RecurrentToy if name in self.recurrent else Toy)(logits, MAX_LEN)
 
-    def target(self) -> Toy:
-        return self.made("target", table(self.model_seed, self.sharpness))
+    def target(self, adapter: str = "") -> Toy:
+        """The model, or its twin with an adapter in its weights."""
+        made = self.made("target", table(self.model_seed, self.sharpness))
+        made.turn = TURNS[adapter]
+        return made
 
     def engine(self, *, user: Any = toy_user) -> Engine:
         logits = table(self.model_seed, self.sharpness)
@@ -176,9 +188,25 @@ class Setting:
         components = {"draft": draft, "foreign": foreign, **sketches()}
         engine = Engine(target, config, components=components, callable=user, tokenizer=TOKENIZER,
                         eos=(EOS,), clock=clock(self.clock))  # fmt: skip
+        engine.session.adapters = ToyLoras(target, self.max_loras, drafts=OwnDrafts(components, lambda heads: None))
+        for name in ADAPTERS:
+            engine.session.adapters.enter(name, Path(name), lora(name))
         if self.words:
             engine.vocabulary = Changing([(target, False), (draft, True)], self.words, self.clock)
         return engine
+
+
+class ToyLoras(Adapters):
+    """Adapters of a toy, which are not read from files."""
+
+    def lora(self, path: Path) -> LoraWeights:
+        return lora(path.name)
+
+
+def lora(name: str) -> LoraWeights:
+    """An adapter; one has a draft of its own, which thinks as it does."""
+    made = LoraWeights({}, f"digest of {name}", TURNS[name])
+    return with_own(made, made) if name == "b" else made
 
 
 class Changing(DraftVocabulary):
@@ -254,7 +282,7 @@ def check(setting: Setting, wishes: list[Wish], rng: random.Random | None = None
     for wish, group in zip(wishes, groups):
         for i, request in enumerate(group):
             lineage = (i,) if wish.params.n > 1 else ()
-            want = plain(setting.target(), wish.prompt, wish.params, lineage)
+            want = plain(setting.target(wish.params.adapter), wish.prompt, wish.params, lineage)
             assert request.output == want, (wish, request.output, want)
             if wish.params.logprobs is not None:
                 assert [entry.token for entry in request.logprobs] == want
@@ -278,6 +306,7 @@ settings_st = st.builds(
     layer_groups=st.sampled_from([None, 2, 3, 99]),
     patience_ms=st.sampled_from([0.0, 1e9]),
     words=st.sampled_from([0, 1, 3, 5]),
+    max_loras=st.sampled_from([1, 4]),
     clock=st.integers(0, 2**16),
 )
 
@@ -288,6 +317,7 @@ def wish_st(draw: Any, features: list[str], drafters: list[str], verifier: str =
     params["seed"] = draw(st.integers(0, 2**64 - 1))
     params["drafter"] = draw(st.sampled_from(drafters))
     params["verifier"] = verifier
+    params["adapter"] = draw(st.sampled_from(list(TURNS)))
     params["max_tokens"] = draw(st.integers(max(1, params.get("min_tokens", 0)), 24))
     params["n"] = params.get("n") or draw(st.sampled_from([1, 1, 1, 3]))
     params.setdefault("ignore_eos", draw(st.booleans()))

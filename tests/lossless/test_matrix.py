@@ -14,7 +14,7 @@ from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
 from paceline.schedule.policies import ORDERS, SCHEDULES
 from paceline.verify import VERIFIERS
-from tests.lossless.cases import FEATURES, HAVE, Setting, Wish, check, settings_st, wish_st
+from tests.lossless.cases import FEATURES, HAVE, TURNS, Setting, Wish, check, settings_st, wish_st
 from tests.sampling import pairwise
 from tests.toy import VOCAB
 
@@ -33,9 +33,10 @@ AXES: dict[str, Sequence[Any]] = {
     "nodes": [1, 2, 3, 5, 8, 12], "prefix_cache": [True, False], "schedule": SCHEDULES, "order": list(ORDERS),
     "group_size": [None, 1, 2], "layer_groups": [None, 2, 99],
     "patience_ms": [0.0, 1e9], "words": [0, 1, 3, 5], "n": [1, 3],
-    "ignore_eos": [True, False],
+    "ignore_eos": [True, False], "adapter": list(TURNS), "max_loras": [1, 4],
 }  # fmt: skip
 """Of the engine, and of the requests."""
+WISHED = ("feature", "nodes", "n", "ignore_eos", "adapter")
 
 
 @cache
@@ -45,8 +46,9 @@ def design() -> list[dict[str, Any]]:
     return pairwise({"cell": CELLS, **AXES}, seed=0)
 
 
-def wish(rng: random.Random, drafter: str, verifier: str, feature: str, n: int, ignore_eos: bool) -> Wish:
+def wish(rng: random.Random, drafter: str, verifier: str, feature: str, n: int, ignore_eos: bool, adapter: str) -> Wish:
     params: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "n": n, "ignore_eos": ignore_eos, **FEATURES[feature]}
+    params["adapter"] = adapter
     params |= {"seed": rng.getrandbits(64), "drafter": drafter, "verifier": verifier}
     params["max_tokens"] = rng.randint(max(1, params.get("min_tokens", 0)), 24)
     prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
@@ -55,13 +57,18 @@ def wish(rng: random.Random, drafter: str, verifier: str, feature: str, n: int, 
 
 @pytest.mark.parametrize(("drafter", "verifier"), CELLS)
 def test_cells(drafter: str, verifier: str) -> None:
-    """One drafter and one rule: its rows of the design, two requests each."""
+    """One drafter and one rule: its rows of the design, two requests each with the same prompt, of which one may have
+    another adapter."""
     rng = random.Random(drafter)
     for row in (dict(row) for row in design() if row["cell"] == (drafter, verifier)):
         del row["cell"]
-        feature, nodes, n, ignore_eos = (row.pop(name) for name in ("feature", "nodes", "n", "ignore_eos"))
+        feature, nodes, n, ignore_eos, adapter = (row.pop(name) for name in WISHED)
         setting = Setting(**row, nodes={drafter: nodes} if drafter != "none" else {}, clock=rng.getrandbits(16))
-        check(setting, [wish(rng, drafter, verifier, feature, n, ignore_eos) for _ in range(2)])
+        whose = [adapter, rng.choice([*TURNS])]
+        first, second = (wish(rng, drafter, verifier, feature, n, ignore_eos, name) for name in whose)
+        if rng.random() < 0.5:
+            second.prompt = first.prompt
+        check(setting, [first, second])
 
 
 @pytest.mark.full

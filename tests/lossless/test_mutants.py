@@ -384,7 +384,7 @@ def forks_without_lineage(patch: MonkeyPatch) -> None:
 
 def moves_forgotten(patch: MonkeyPatch) -> None:
     """The accepted path of a tree is not made contiguous."""
-    patch.setattr(Setting, "target", lambda self, make=Setting.target: _frozen(make(self)))
+    patch.setattr(Setting, "target", lambda self, adapter="", make=Setting.target: _frozen(make(self, adapter)))
 
 
 def _frozen(toy: Any) -> Any:

@@ -14,7 +14,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model.checkpoint import Tensors
 from paceline.model.families import FAMILIES
 from paceline.model.load import inspect, load_model
-from paceline.model.lora import read_lora_config
+from paceline.model.lora_config import read_lora_config
 from tests.tiny import tiny_checkpoint
 
 

@@ -10,7 +10,7 @@ import pytest
 from paceline import AsyncLLM
 from paceline.engine.pair import DEMO as DEMO_AT
 from paceline.serve.settings import Settings
-from tests.engine.test_adapters import make_adapter
+from tests.lora import make_adapter
 from tests.serve.conftest import DEMO, running
 from tests.serve.process import SERVE, spawned
 from tests.serve.test_slots import ask
@@ -21,6 +21,7 @@ def test_an_adapter_is_a_model_at_every_door(tmp_path: Path) -> None:
     paths = {name: make_adapter(tmp_path / "root" / name, target, seed) for seed, name in enumerate("ab")}
     outside = make_adapter(tmp_path / "outside", target, 5)
     (tmp_path / "root" / "link").symlink_to(outside)
+    (tmp_path / "root" / "circle").symlink_to(tmp_path / "root" / "circle")
     llm = AsyncLLM(**DEMO, drafter="none", lora={"a": paths["a"]})
     with running(llm, Settings(lora_root=tmp_path / "root")) as address:
 
@@ -49,6 +50,7 @@ def test_an_adapter_is_a_model_at_every_door(tmp_path: Path) -> None:
         for name, path, status, words in (
             ("b", "b", 400, "loaded already"), (base, "b", 400, "name of a model"), ("c", "../outside", 403, "outside"),
             ("c", str(outside), 403, "outside"), ("c", "link", 403, "outside"), ("c", "missing", 400, "adapter_config"),
+            ("c", "x" * 5000, 400, "cannot be a path"), ("c", "circle", 400, "cannot be a path"),
             ("", "b", 400, "name"), ("c", "a\0b", 400, "zero byte"),
         ):  # fmt: skip
             got = load(name, path)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from paceline.model.checkpoint import read_config
-from paceline.model.lora import lora_places
+from paceline.model.lora_places import lora_places
 
 
 def random_lora(path: Path, model: Path, seed: int = 0, rank: int = 8, size: float = 0.02, **config: Any) -> Path:

@@ -118,6 +118,11 @@ class Adapters:
         return sorted(each.name for each in self._all() if each.users)
 
     @property
+    def awaited(self) -> list[str]:
+        """Names of those that requests wait for, since others in use leave no room."""
+        return sorted({each.name for each in self._all() if each.waiters})
+
+    @property
     def places(self) -> dict[str, str]:
         """{name: where it lies, or its layers}, but for chains that are named by their layers."""
         found = sorted(self.named.items())

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from paceline.cache.blocks import BlockPool
 from paceline.core.component import Component
 from paceline.engine.identity import forms_of
 
@@ -39,3 +40,16 @@ class BlockBytes:
             here = list(slots[number * rows : (number + 1) * rows])
             for group, part in zip(groups, parts, strict=True):
                 self.components[group].write(here, part)
+
+    def wipe(self, pool: BlockPool, holders: Mapping[int, int]) -> None:
+        """Zero the blocks that nobody else holds ({block: how many of those that give it up}), and let no request find
+        any of them: logits were not finite, so K/V may be NaN, and a masked key of who has the block next has
+        weight 0, but 0 times NaN is NaN."""
+        for block, count in holders.items():
+            if pool.hashes[block] is not None:
+                pool.forget(block)
+            if pool.refs[block] > count:
+                continue
+            slots = range(block * pool.block_size, (block + 1) * pool.block_size)
+            for group in self.forms:
+                self.components[group].write(list(slots), bytes(self.size(group, len(slots))))

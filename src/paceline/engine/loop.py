@@ -1,5 +1,6 @@
 """The loop: propose cheaply, verify exactly, commit or roll back. There are no phases (D1)."""
 
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
 from time import monotonic, perf_counter
@@ -22,7 +23,7 @@ from paceline.engine.block_files import BlockFiles
 from paceline.engine.components import check_component, keep, move, reading, stateful
 from paceline.engine.compute import Compute, Computed
 from paceline.engine.config import EngineConfig, Timer
-from paceline.engine.desk import Desk
+from paceline.engine.desk import Desk, lease_of
 from paceline.engine.disk_cache import DiskCache
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.drafters import DrafterPool, Drafts
@@ -206,7 +207,10 @@ class Engine:
         results = computed.results
         bases = [txn.base for txn in txns]
         work, parts = measured(plan, bases, results, self.table.chain)
+        spoilt = [lease_of(it.request) for it, result in zip(plan.items, results) if -1 in result.tokens]
+        blocks = Counter(block for lease in spoilt for block in lease.blocks)
         self._commit(plan, txns, results)
+        self.operations.kv.wipe(self.cache.pool, blocks)
         self.drafters.keep(plan, txns, computed)
         found = self.drafters.learn(drafts, computed)
         if self.vocabulary is not None:

@@ -15,7 +15,8 @@ from torch import Tensor
 from paceline.core.rows import Rows
 from paceline.model.blocks import Block, Mixture
 from paceline.model.linear import Linear
-from paceline.model.lora import LoraPair, LoraWeights, fused, interleaved, lora_places
+from paceline.model.lora import LoraPair, LoraWeights, fused, interleaved
+from paceline.model.lora_places import lora_places
 from paceline.model.spec import ModelSpec
 
 

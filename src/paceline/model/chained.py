@@ -17,7 +17,8 @@ from torch import Tensor
 from paceline.core.errors import InputError, RefusalError
 from paceline.core.rows import Out, Rows, Segment
 from paceline.model.chain import Chain, check_chain, shown
-from paceline.model.lora import LoraPair, LoraWeights, layer_of
+from paceline.model.lora import LoraPair, LoraWeights
+from paceline.model.lora_config import layer_of
 from paceline.model.spans import select
 
 if TYPE_CHECKING:

@@ -45,6 +45,9 @@ class Names:
     mamba: str = "mamba."
     """Prefix of a Mamba-2 mixer's weights, and of a gated delta rule's."""
     delta: str = "linear_attn."
+    delta_inner: tuple[str, ...] = ("in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a")
+    delta_fused: tuple[str, ...] = ("in_proj_qkvz", "in_proj_ba")
+    """Input projections of a delta rule, below that prefix."""
     shared_gate_up: tuple[str, ...] = ()
     """Names of the expert that every token uses, where they are not named as in the others."""
     shared_down: str = ""

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.load_parts import PartLoader
 from paceline.model.norms import LayerNorm, Norm, WholeNorm
-from paceline.model.packed import by_head, halves, interleave
+from paceline.model.packed import by_head, by_kind, gates_last, halves, interleave
 from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
@@ -215,9 +216,8 @@ class Loader:
         of_bias = None if by is None else repeated((q, 1.0), (kv, by.key), (kv, 1.0))
 
         def heads(qkv: Tensor) -> Tensor:
-            if spec.gated_attention:  # each head's query, and its gate
-                both = qkv[: 2 * q].view(spec.heads, 2, spec.head_dim, *qkv.shape[1:])
-                return torch.cat((both[:, 0].flatten(0, 1), qkv[2 * q :], both[:, 1].flatten(0, 1)))
+            if spec.gated_attention:
+                return gates_last(qkv, spec.heads, spec.head_dim)
             if self.interleaved:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
             return by_head(qkv, spec.heads, spec.kv_heads, not apart) if self.packing.native else qkv
@@ -288,26 +288,12 @@ class Loader:
         )  # fmt: skip
 
     def delta(self, at: str, number: int, form: Delta) -> Recurrence:
-        hidden, keys = self.spec.hidden, form.key_heads * form.key_dim
-        names: tuple[str, ...] = ("in_proj_z", "in_proj_qkv", "in_proj_b", "in_proj_a")
-        outs = [form.width, form.width + 2 * keys, form.heads, form.heads]
-        if form.fused:
-            names, outs = ("in_proj_qkvz", "in_proj_ba"), [2 * (form.width + keys), 2 * form.heads]
-
-        def by_kind(rows: Tensor) -> Tensor:
-            """Gates, queries, keys, values, rates and decays, which lie head by head."""
-            heads, each, (wide, small) = form.key_heads, form.width // form.key_heads, rows.split_with_sizes(outs)
-            sizes = [form.key_dim, form.key_dim, each, each]
-            query, key, value, gate = wide.view(heads, -1, rows.shape[1]).split_with_sizes(sizes, 1)
-            rate, decay = small.view(heads, 2, -1, rows.shape[1]).unbind(1)
-            return torch.cat([part.flatten(0, 1) for part in (gate, query, key, value, rate, decay)])
-
+        names = self.names.delta_fused if form.fused else self.names.delta_inner
+        hidden, order = self.spec.hidden, partial(by_kind, form=form) if form.fused else None
         return Recurrence(
             form,
             number,
-            inner=TakenApart(
-                self.linear(at, names, tuple(outs), hidden, False, by_kind if form.fused else None), form.width
-            ),
+            inner=TakenApart(self.linear(at, names, tuple(form.inner), hidden, False, order), form.width),
             **self.convolved(at, form, False),
             steps=DeltaSteps(form, *self.rates(at, form.heads)),
             through=None,

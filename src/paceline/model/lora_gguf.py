@@ -14,8 +14,14 @@ from paceline.model.gguf.config import ARCHITECTURES
 from paceline.model.gguf.header import TensorEntry
 from paceline.model.gguf.tensors import load_header, mapped, names_of
 from paceline.model.gguf.types import FLOAT_KINDS
-from paceline.model.lora import LoraPair, LoraWeights, lora_places
+from paceline.model.lora import LoraPair, LoraWeights
+from paceline.model.lora_places import lora_places
 from paceline.model.spec import ModelSpec
+
+GGUF_ADAPTER_KEYS = ("adapter.type", "adapter.lora.alpha", "adapter.lora.task_name", "adapter.lora.prompt_prefix")
+"""What of an adapter's metadata is used, or says nothing of the arithmetic."""
+LLAMA_LIKE = ("llama", "mistral", "ministral", "mixtral")
+"""Families that GGUF files call `llama`."""
 
 
 def factor(entry: TensorEntry, path: Path) -> torch.Tensor:
@@ -33,12 +39,21 @@ def read_gguf_lora(path: Path, spec: ModelSpec) -> LoraWeights:
     if facts.get("general.type") != "adapter" or facts.get("adapter.type") != "lora":
         raise RefusalError(f"{path} is a GGUF file, but no adapter (LoRA); give one, or a directory of PEFT's.")
     architecture, alpha = facts.get("general.architecture"), facts.get("adapter.lora.alpha")
-    if architecture not in ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in ARCHITECTURES:
         raise RefusalError(f"{path} is for the architecture {architecture!r}, which is not served.")
+    theirs = LLAMA_LIKE if architecture == "llama" else (ARCHITECTURES[architecture].model_type,)
+    if spec.family not in theirs:
+        raise RefusalError(
+            f"{path} is for a model of the architecture {architecture!r}, but this one is of the family "
+            f"{spec.family!r}; it is of another model."
+        )
+    odd = next((key for key in facts if key.startswith("adapter.") and key not in GGUF_ADAPTER_KEYS), None)
+    if odd is not None:
+        raise RefusalError(f"{path} has {odd}, which is not served and may change what is computed; merge it.")
     if not isinstance(alpha, int | float) or not 0 < alpha < 1e9:
         raise CheckpointError(f"{path} has the alpha {alpha!r}, but a positive number is expected.")
-    theirs = names_of(architecture, len(spec.layers))
-    ours = {theirs.get(m, m): m for place in lora_places(spec, False, False) for m in place.modules}
+    known = names_of(architecture, len(spec.layers))
+    ours = {known.get(m, m): m for place in lora_places(spec, False, False) for m in place.modules}
     parts: dict[str, dict[str, torch.Tensor]] = {}
     for name, entry in header.tensors.items():
         stem, _, kind = name.rpartition(".")
@@ -51,7 +66,7 @@ def read_gguf_lora(path: Path, spec: ModelSpec) -> LoraWeights:
         if len(pair) < 2:
             raise CheckpointError(f"{path} has only one factor of {module}; its file is cut.")
         down, up = pair["lora_a"].float(), pair["lora_b"].float()
-        if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1]:
+        if down.dim() != 2 or up.dim() != 2 or len(down) != up.shape[1] or not len(down):
             raise CheckpointError(f"{path} has factors {list(down.shape)} and {list(up.shape)} of {module}.")
         made = LoraPair(down.contiguous(), (up * (alpha / len(down))).contiguous())
         digest.update(f"{module}\0{list(down.shape)}{list(up.shape)}".encode())

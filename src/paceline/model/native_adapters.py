@@ -10,7 +10,8 @@ from torch import Tensor
 
 from paceline.core.errors import RefusalError
 from paceline.model import pages
-from paceline.model.lora import LoraPair, LoraWeights, fused, interleaved, lora_places
+from paceline.model.lora import LoraPair, LoraWeights, fused, interleaved
+from paceline.model.lora_places import lora_places
 from paceline.model.spec import ModelSpec
 from paceline.native.structs import CDelta, CModel
 

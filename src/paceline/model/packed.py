@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from paceline.model import pages
+from paceline.model.spec import Delta
 from paceline.native.build import library, unit
 from paceline.native.structs import CLinear, CModel
 
@@ -129,3 +130,19 @@ def halves(qkv: Tensor, turned: int, head_dim: int, rotated: int) -> Tensor:
     within = torch.cat((first, torch.arange(rotated, head_dim)))
     rows = (torch.arange(turned)[:, None] * head_dim + within).flatten()
     return torch.cat((qkv[: len(rows)][rows], qkv[len(rows) :]))
+
+
+def gates_last(qkv: Tensor, heads: int, head_dim: int) -> Tensor:
+    """Rows of each head's query and its gate, then keys and values -> queries, keys, values, gates."""
+    both = qkv[: 2 * heads * head_dim].view(heads, 2, head_dim, *qkv.shape[1:])
+    return torch.cat((both[:, 0].flatten(0, 1), qkv[2 * heads * head_dim :], both[:, 1].flatten(0, 1)))
+
+
+def by_kind(rows: Tensor, form: Delta) -> Tensor:
+    """Rows of a delta rule's two fused projections, which lie head by head -> gates, queries, keys, values, rates and
+    decays."""
+    heads, each, (wide, small) = form.key_heads, form.width // form.key_heads, rows.split_with_sizes(form.inner)
+    sizes = [form.key_dim, form.key_dim, each, each]
+    query, key, value, gate = wide.view(heads, -1, rows.shape[1]).split_with_sizes(sizes, 1)
+    rate, decay = small.view(heads, 2, -1, rows.shape[1]).unbind(1)
+    return torch.cat([part.flatten(0, 1) for part in (gate, query, key, value, rate, decay)])

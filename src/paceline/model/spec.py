@@ -129,6 +129,14 @@ class Delta:
     """The checkpoint has all input projections head by head in two matrices (qwen3_next), else in four."""
 
     @property
+    def inner(self) -> list[int]:
+        """Outputs of each of these matrices: gates, what the convolution mixes, rates and decays."""
+        keys = self.key_heads * self.key_dim
+        if self.fused:
+            return [2 * (self.width + keys), 2 * self.heads]
+        return [self.width, self.width + 2 * keys, self.heads, self.heads]
+
+    @property
     def width(self) -> int:
         """Numbers of all values together."""
         return self.heads * self.head_dim

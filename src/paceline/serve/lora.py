@@ -74,7 +74,11 @@ def allowed(server: Server, text: str, field: str = "lora_path") -> Path:
         raise off()
     if "\0" in text:
         raise ApiError(400, f"{field} has a zero byte.", param=field)
-    path = (root / text).resolve()
+    try:
+        path = (root / text).resolve()
+        path.exists()
+    except (OSError, RuntimeError) as error:  # too long a name, or links in a circle
+        raise ApiError(400, f"{field} cannot be a path ({str(error)[:80]}).", param=field) from None
     if not path.is_relative_to(root.resolve()):
         raise ApiError(403, f"{field} is outside of the directory {root}; put the adapter there.", param=field)
     return path

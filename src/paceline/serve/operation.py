@@ -227,8 +227,8 @@ async def history(request: Request) -> Response:
     return json_response({"readings": list(of(request).history.readings)})
 
 
-def adapters_in_use(host: ServedHost) -> tuple[int, list[str]]:
-    """Most adapters in memory, and the names of those that requests are computed with."""
+def adapters_in_use(host: ServedHost) -> tuple[int, list[str], list[str]]:
+    """Most adapters in memory, the names of those that requests are computed with, and of those that are waited for."""
     llm = host.first()
     adapters = None if llm is None else llm.llm.engine.session.adapters
-    return (0, []) if adapters is None else (adapters.most, adapters.running)
+    return (0, [], []) if adapters is None else (adapters.most, adapters.running, adapters.awaited)

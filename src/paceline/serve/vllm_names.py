@@ -21,9 +21,9 @@ class VllmNames(Collector):
 
     def __init__(
         self, metrics: "Metrics", read: Callable[[], Snapshot], model: str,
-        loras: Callable[[], tuple[int, list[str]]] | None = None,
+        loras: Callable[[], tuple[int, list[str], list[str]]] | None = None,
     ) -> None:  # fmt: skip
-        """`loras`: most adapters in memory, and the names of those in use."""
+        """`loras`: most adapters in memory, the names of those in use, and of those that are waited for."""
         self._metrics, self._read, self._model, self._loras = metrics, read, model, loras
 
     def collect(self) -> Iterator[Metric]:
@@ -76,10 +76,10 @@ class VllmNames(Collector):
         family.add_metric([self._model, str(now.block_size), str(now.blocks), str(now.prefix)], 1.0)
         return family
 
-    def _adapters(self, most: int, running: list[str]) -> Metric:
+    def _adapters(self, most: int, running: list[str], awaited: list[str]) -> Metric:
         labels = ["max_lora", "running_lora_adapters", "waiting_lora_adapters"]
         family = GaugeMetricFamily("vllm:lora_requests_info", "Adapters in use; the value is a time.", labels=labels)
-        family.add_metric([str(most), ",".join(running), ""], time())
+        family.add_metric([str(most), ",".join(running), ",".join(awaited)], time())
         return family
 
     def _ends(self) -> Metric:
