@@ -27,7 +27,7 @@ OPEN_S = 0.5
 LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
 
 
-class Answer:
+class RepeatsOwed:
     """What a peer is still to be sent."""
 
     def __init__(self, first: int) -> None:
@@ -43,7 +43,7 @@ class Repeats:
         self._make, self.most = make, most
         self.batches: deque[tuple[int, bytes]] = deque()
         self.bytes = 0
-        self.answers: dict[bytes, Answer] = {}
+        self.answers: dict[bytes, RepeatsOwed] = {}
         self.peers: set[bytes] = set()
         """Who has been answered on this socket."""
         self._sent_at = monotonic()
@@ -88,7 +88,7 @@ class Repeats:
             log.warning("More than %d peers ask for earlier K/V events; one of them has to ask again.", MOST_PEERS)
             return
         self.peers.add(who)
-        self.answers[who] = Answer(int.from_bytes(frames[2], "big"))
+        self.answers[who] = RepeatsOwed(int.from_bytes(frames[2], "big"))
 
     def go_on(self) -> None:
         """Send as much of all answers as their peers have room for."""
@@ -99,7 +99,7 @@ class Repeats:
         if idle and len(self.peers) > MOST_PEERS // 2:
             self._reopen()
 
-    def _sent_all(self, who: bytes, answer: Answer) -> bool:
+    def _sent_all(self, who: bytes, answer: RepeatsOwed) -> bool:
         if self.socket is None:
             return True
         try:
