@@ -12,6 +12,12 @@ from paceline.apps.common.sandbox import run as boxed
 
 SPARSE = "\n".join(["for i in range(4):", "    with open(f'f{i}', 'wb') as f: f.truncate(60 << 20)"])
 MEMFD = "import os\nfd = os.memfd_create('x')\nfor _ in range(1500): os.write(fd, b'x' * (1 << 20))"
+MAPPED = "\n".join([
+    "import mmap", "made = []",
+    "try:", "    for _ in range(12):", "        made.append(mmap.mmap(-1, 100 << 20))",
+    "        for at in range(0, 100 << 20, 4096): made[-1][at] = 1", "        made[-1].madvise(mmap.MADV_DONTNEED)",
+    "except OSError: pass", "print(len(made), 'of 100 MB')",
+])  # fmt: skip
 SHARED = "import ctypes\nprint(ctypes.CDLL(None).shmget(0, 1 << 30, 896))"
 LINKS = "\n".join([
     "import os", "open('a', 'wb').write(b'x' * (20 << 20))", "for i in range(50): os.link('a', f'b{i}')",
@@ -44,9 +50,10 @@ def box() -> bool:
     size = sum(map(len, made.files.values())) / 2**20
     print(f"G1 four sparse files of 60 MB under 64: {made.status} ({made.limit}), {size:.0f} MB came back")
     good = size <= 64
-    for name, source in (("memfd", MEMFD), ("System V", SHARED)):
+    for name, source in (("memfd", MEMFD), ("shared anonymous", MAPPED), ("System V", SHARED)):
         made = outcome(source, AppLimits(memory_mb=256, wall_s=20))
         print(f"G2 {name} memory under 256 MB: {made.status}, peak {made.peak_mb:.0f} MB, {made.text.strip()[:40]}")
+        good &= made.text.strip() in ("", "0 of 100 MB", "-1")
 
     for name, source in (("links", LINKS), ("sockets", SOCKETS)):
         made = outcome(source, AppLimits(disk_mb=64, memory_mb=256, wall_s=20))

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 import zmq
 
+from paceline.cli.serve import publisher
 from paceline.core.errors import InputError
 from paceline.serve.kv_events import (
-    LAST_NUMBER,
     AllBlocksCleared,
     BlockRemoved,
     BlockStored,
@@ -24,6 +24,8 @@ from paceline.serve.kv_events import (
     follows,
     number,
 )
+from paceline.serve.kv_repeats import LAST_NUMBER, MOST_PEERS, PEER_MESSAGES
+from paceline.serve.settings import Settings
 from tests.serve.http import post, send
 from tests.serve.process import SERVE, said, spawned
 
@@ -233,22 +235,26 @@ def test_a_long_answer_comes_whole() -> None:
         events._put(BlockRemoved([i]))
         events._turn()
     router.request.send_multipart([b"", bytes(8)])
-    assert events._replay is not None and events._replay.poll(WAIT_MS)
-    events._turn()
-    counts = [int.from_bytes(router.request.recv_multipart()[1], "big", signed=True) for _ in range(4001)]
+    counts = list[int]()
+    while len(counts) < 4001:
+        events._turn()
+        while router.request.poll(1):
+            counts.append(int.from_bytes(router.request.recv_multipart()[1], "big", signed=True))
     assert counts == [*range(4000), -1]
     router.close()
     events.close()
 
 
 def test_what_can_be_repeated_is_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.kv_events.REPEATED_BYTES", 1000)
-    events = started(buffer_steps=100)
+    monkeypatch.setattr("paceline.serve.kv_repeats.REPEATED_BYTES", 1000)
+    events = started(buffer_steps=100, replay_endpoint=abstract())
+    repeats = events._repeats
+    assert repeats is not None
     for i in range(50):
         events._put(BlockStored([i], None, [7] * 64, 64))
         events._turn()
-    assert [number for number, _ in events._sent] == [*range(50 - len(events._sent), 50)]
-    assert 0 < sum(len(message) for _, message in events._sent) == events._sent_bytes <= 1000
+    assert [number for number, _ in repeats.batches] == [*range(50 - len(repeats.batches), 50)]
+    assert 0 < sum(len(message) for _, message in repeats.batches) == repeats.bytes <= 1000
     events.close()
 
 
@@ -303,3 +309,61 @@ def test_a_peer_that_announces_a_huge_frame_is_cut_off(kind: str) -> None:
                 pass
     finally:
         publisher.close()
+
+
+def test_peers_that_read_nothing_hold_little(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of all batches few wait for each peer, for few peers; who takes nothing for long makes room for the next."""
+    replay = abstract()
+    events, context = started(replay_endpoint=replay), zmq.Context()
+    repeats = events._repeats
+    assert repeats is not None
+    for i in range(200):
+        events._put(BlockStored([i], None, [70_000] * 16_000, 16_000))
+        events._turn()
+    peers = [context.socket(zmq.DEALER) for _ in range(MOST_PEERS + 1)]
+    for peer in peers:
+        peer.set(zmq.RCVHWM, 1)
+        peer.connect(replay)
+        peer.send_multipart([b"", bytes(8)])
+    for _ in range(200):
+        events._turn()
+        if len(repeats.peers) == MOST_PEERS:
+            break
+        peers[0].poll(10, zmq.POLLERR)
+    for _ in range(20):
+        events._turn()
+    assert len(repeats.peers) == len(repeats.answers) == MOST_PEERS, "the last one is left unanswered"
+    assert max(answer.next for answer in repeats.answers.values()) <= 2 * PEER_MESSAGES
+    monkeypatch.setattr("paceline.serve.kv_repeats.ANSWER_S", -1.0)
+    events._turn()
+    assert not repeats.answers, "they took nothing"
+    monkeypatch.setattr("paceline.serve.kv_repeats.ANSWER_S", 10.0)
+    events._turn()
+    router, counts = Router(replay), list[int]()
+    router.request.send_multipart([b"", bytes(8)])
+    while not counts or counts[-1] >= 0:
+        events._turn()
+        while router.request.poll(1):
+            counts.append(int.from_bytes(router.request.recv_multipart()[1], "big", signed=True))
+    assert counts == [*range(200), -1]
+    router.close()
+    context.destroy(linger=0)
+    events.close()
+
+
+@pytest.mark.parametrize(
+    ("wish", "reached"),
+    [
+        ({}, "tcp://*:5557"),
+        ({"endpoint": "tcp://127.0.0.1:*", "replay_endpoint": "tcp://10.0.0.1:5558"}, "tcp://10.0.0.1:5558"),
+        ({"endpoint": "tcp://router:5557", "replay_endpoint": "tcp://[::1]:5558"}, ""),
+        ({"endpoint": "ipc:///tmp/events"}, ""),
+        ({"endpoint": "tcp://[::]:5557"}, "tcp://[::]:5557"),
+    ],
+)
+def test_prompts_of_several_keys_are_not_told_to_other_machines(wish: dict[str, str], reached: str) -> None:
+    assert EventsConfig(**wish).open_to_all == reached  # type: ignore[arg-type]
+    settings = Settings(api_keys=("key-one-01", "key-two-02"), kv_events_config=json.dumps(wish))
+    if reached:
+        with pytest.raises(InputError, match="several keys are kept apart; bind it to loopback"):
+            publisher(settings)

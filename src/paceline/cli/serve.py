@@ -134,7 +134,14 @@ def publisher(settings: Settings) -> "KvEvents | None":
     from paceline.serve.kv_events import KvEvents, events_config
 
     config = events_config(settings.kv_events_config)
-    return KvEvents(config) if config.on else None
+    if not config.on:
+        return None
+    if len(settings.keys()) > 1 and not settings.shared_cache and (where := config.open_to_all):
+        raise InputError(
+            f"kv_events_config publishes the tokens of all keys' prompts to whoever reaches {where}, and several keys "
+            "are kept apart; bind it to loopback or ipc://, or give --shared-cache."
+        )
+    return KvEvents(config)
 
 
 def gathered(

@@ -22,6 +22,7 @@ from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.model.families import FAMILIES
 from paceline.model.family import Names
 from paceline.model.lora_config import by_pattern, layer_of, left_out, names_all, read_lora_config
+from paceline.model.lora_files import check_size, read_lora_tensors
 from paceline.model.lora_places import LoraPlace, lora_places
 from paceline.model.spec import ModelSpec
 
@@ -76,13 +77,17 @@ def fused(place: LoraPlace, weights: LoraWeights) -> LoraPair | None:
 def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> LoraWeights:
     """An adapter from its directory, or a GGUF file. CheckpointError or RefusalError for what does not fit the model,
     is damaged, or is not computed here."""
+    shapes = module_shapes(spec)
+    values, factors = max_rank * sum(map(sum, shapes.values())), 2 * len(shapes)
     if path.is_file():
         from paceline.model.lora_gguf import read_gguf_lora
 
+        check_size(path, values, factors)
         return checked(read_gguf_lora(path, spec), path, spec, max_rank)
     config = read_lora_config(path)
     names = FAMILIES[spec.family].names
-    weights = checked(_assembled(path, config, read_lora_tensors(path), names), path, spec, max_rank)
+    tensors = read_lora_tensors(path, values, factors)
+    weights = checked(_assembled(path, config, tensors, names, shapes), path, spec, max_rank)
     _check_complete(path, config, weights, spec)
     for module in weights.modules:
         if (key := left_out(config, module)) is not None:  # PEFT would compute without them
@@ -93,22 +98,27 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
     return weights
 
 
-def read_lora_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of an adapter's file, by name."""
-    whole, pickled = path / "adapter_model.safetensors", path / "adapter_model.bin"
-    try:
-        if whole.is_file():
-            from safetensors.torch import load_file
-
-            return dict(load_file(whole))
-        if pickled.is_file():
-            return dict(torch.load(pickled, map_location="cpu", weights_only=True))
-    except Exception as error:  # each library has errors of its own for a file that is cut or is none
-        raise CheckpointError(f"The adapter {path} cannot be read ({error}); its file is damaged.") from None
-    raise CheckpointError(f"{path} has neither adapter_model.safetensors nor adapter_model.bin.")
+def module_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
+    """(outputs, inputs) of each linear layer, by its name in the checkpoint's layout."""
+    shapes: dict[str, tuple[int, int]] = {}
+    for place in lora_places(spec, False, False):
+        shapes.update((name, (out, place.width)) for name, out in zip(place.modules, place.outs))
+    return shapes
 
 
-def _assembled(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Names) -> LoraWeights:
+def _check_shape(path: Path, module: str, down: Tensor, up: Tensor, shape: tuple[int, int]) -> None:
+    """CheckpointError for factors of another model."""
+    if (len(up), down.shape[1]) != shape:
+        raise CheckpointError(
+            f"The adapter {path} has {down.shape[1]} inputs and {len(up)} outputs for {module}, but the model has "
+            f"{shape[1]} and {shape[0]}; it is of another model."
+        )
+
+
+def _assembled(
+    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Names,
+    shapes: Mapping[str, tuple[int, int]],
+) -> LoraWeights:  # fmt: skip
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         match = PART_NAME.fullmatch(name.removeprefix("base_model.model."))
@@ -139,6 +149,8 @@ def _assembled(path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tens
                 f"The adapter {path} has factors {list(down.shape)} and {list(up.shape)} of {module}, but its config "
                 f"says rank {rank:g}; both must be the same number above 0."
             )
+        if module in shapes:  # another is refused by its name
+            _check_shape(path, module, down, up, shapes[module])
         alpha = by_pattern(config, "alpha_pattern", module, config["lora_alpha"])
         scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
         digest.update(f"{module}\0{scale!r}\0{list(down.shape)}{list(up.shape)}".encode())
@@ -181,9 +193,7 @@ def kind_of(place: LoraPlace) -> str:
 
 def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> LoraWeights:
     """Checked weights. CheckpointError where a module is not one of the model, or does not fit it."""
-    shapes: dict[str, tuple[int, int]] = {}
-    for place in lora_places(spec, False, False):
-        shapes.update((name, (out, place.width)) for name, out in zip(place.modules, place.outs))
+    shapes = module_shapes(spec)
     if not weights.modules:
         raise CheckpointError(f"The adapter {path} has no factors.")
     if weights.rank > max_rank:
@@ -194,12 +204,7 @@ def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = M
                 f"The adapter {path} changes {name}, which no linear layer of this {spec.family} model is called; it "
                 "is of another model, or changes embeddings or head, which is not served."
             )
-        out, width = shapes[name]
-        if down.shape[1] != width or len(up) != out:
-            raise CheckpointError(
-                f"The adapter {path} has {down.shape[1]} inputs and {len(up)} outputs for {name}, but the model has "
-                f"{width} and {out}; it is of another model."
-            )
+        _check_shape(path, name, down, up, shapes[name])
         if not (down.isfinite().all() and up.isfinite().all()):
             raise CheckpointError(f"The adapter {path} has numbers in {name} that are not finite.")
         if down.norm() * up.norm() > MAX_LORA_NORM:

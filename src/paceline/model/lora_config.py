@@ -34,6 +34,8 @@ def read_lora_config(path: Path) -> dict[str, Any]:
     """adapter_config.json. RefusalError for what is not computed here."""
     file = path / "adapter_config.json"
     try:
+        if file.exists() and not file.is_file():
+            raise CheckpointError(f"{file} is no file; give a directory that PEFT has saved.")
         if file.stat().st_size > MAX_LORA_CONFIG_BYTES:
             raise CheckpointError(f"{file} is too large for a config.")
         config = json.loads(file.read_text())

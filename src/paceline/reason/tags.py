@@ -19,7 +19,7 @@ from paceline.engine.detokenize import Detokenizer
 TAG_NAMES = ("Think", "Parallel", "Goal", "Outline", "Path", "Conclusion")
 TAG = re.compile(rf"</?({'|'.join(TAG_NAMES)})>")
 MAX_TAG_CHARS = max(map(len, TAG_NAMES)) + len("</>")
-OUTLINE_LINE = re.compile(r"\s*(\d+(?:\.\d+)*)\s*:\s*(.*?)\s*", re.DOTALL)
+OUTLINE_LINE = re.compile(r"\s*(\d+(?:\.\d+)*)\s*:(.*)", re.DOTALL)
 TAG_PARENTS = {"Goal": ("Parallel",), "Outline": ("Goal",), "Path": ("Parallel",), "Conclusion": ("Parallel",)}
 """What may be around a tag; others stand anywhere but in a goal or an outline."""
 
@@ -109,7 +109,7 @@ class TagParser:
             match = OUTLINE_LINE.fullmatch(self.text[last.inner : place])
             if match is None:
                 return f"The outline that ends at token {tag.last} does not begin with a number and a colon."
-            self.stack[-2].outlines.append(Outline(match[1], match[2]))
+            self.stack[-2].outlines.append(Outline(match[1], match[2].strip()))
         return None
 
     @property

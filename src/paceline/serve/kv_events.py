@@ -10,6 +10,7 @@ from array import array
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from threading import Event, Thread
 from time import time
 from typing import Literal
@@ -17,10 +18,13 @@ from typing import Literal
 from paceline.cache.blocks import root_hash
 from paceline.core.errors import InputError
 from paceline.engine.loop import Engine
+from paceline.serve.admission import is_loopback
 
 try:
     import msgspec
     import zmq
+
+    from paceline.serve.kv_repeats import Repeats
 except ImportError as error:
     raise InputError(
         "kv_events_config needs pyzmq and msgspec; install them: pip install 'paceline[events]'."
@@ -32,17 +36,15 @@ MEDIUM = "GPU"
 """Where blocks lie, in vLLM's words: on the device that computes, be it a GPU or not."""
 BATCH_BLOCKS = 1024
 """Most blocks of one message."""
-POLL_S, JOIN_S, LINGER_S = 0.1, 2.0, 0.5
-"""Seconds between two looks at the ROUTER socket; and that the publisher has to end, its sockets among them."""
-REPEATED_BYTES = 64 << 20
-"""Most bytes of the batches that can be repeated."""
+POLL_S, ANSWERING_S, JOIN_S, LINGER_S = 0.1, 0.002, 2.0, 0.5
+"""Seconds between two looks at the ROUTER socket, while no answer goes out and while one does; and that the publisher
+has to end, its sockets among them."""
 REPEATS_A_TURN = 16
 """Most requests for earlier batches that are answered before new events go out."""
 MOST_REQUEST_BYTES = 4096
 """Largest frame that a peer may send, a topic or a number; one that announces more is cut off before it has memory."""
 MOST_COUNT = 2**31 - 1
 """What ZeroMQ takes as a number."""
-LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
 
 
 class BlockStored(msgspec.Struct, array_like=True, tag=True):
@@ -91,7 +93,7 @@ class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     replay_endpoint: str | None = None
     """Address of the ROUTER socket, always bound."""
     buffer_steps: int = 10_000
-    """Batches that can be repeated, as far as `REPEATED_BYTES` go."""
+    """Batches that can be repeated, as far as `kv_repeats.REPEATED_BYTES` go."""
     hwm: int = 100_000
     """Messages that wait for a slow subscriber; further ones are lost to it, which the numbers show."""
     max_queue_size: int = 100_000
@@ -102,6 +104,24 @@ class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     @property
     def on(self) -> bool:
         return self.enable_kv_cache_events and self.publisher == "zmq"
+
+    @property
+    def open_to_all(self) -> str:
+        """The address that other machines may connect to; empty where there is none."""
+        bound = [self.endpoint] if binds(self.endpoint) else []
+        bound += [self.replay_endpoint] if self.replay_endpoint is not None else []
+        return next((each for each in bound if not is_local(each)), "")
+
+
+def binds(address: str) -> bool:
+    """Is the PUB socket bound to this, rather than connected?"""
+    return any(part in address for part in ("*", "::", "ipc://", "inproc://"))
+
+
+def is_local(address: str) -> bool:
+    """Can this machine alone connect?"""
+    kind, _, rest = address.partition("://")
+    return kind in ("ipc", "inproc") or is_loopback(rest.rpartition(":")[0].strip("[]"))
 
 
 def events_config(text: str) -> EventsConfig:
@@ -136,29 +156,29 @@ class KvEvents:
         self.config = config
         self._events: deque[BlockStored | BlockRemoved | AllBlocksCleared] = deque()
         self._told, self._plain, self._block_size = dict[bytes, CachedBlock](), b"", 0
-        self._sent: deque[tuple[int, bytes]] = deque()
-        self._number = self._sent_bytes = 0
+        self._number = 0
         self._more, self._ended = Event(), Event()
         self._context = zmq.Context()
-        self._pub, self._replay = self._socket(zmq.PUB, config.endpoint, config.hwm), None
+        self._pub = self._socket(zmq.PUB, config.endpoint)
+        self._pub.set(zmq.SNDHWM, config.hwm)
+        self._repeats: Repeats | None = None
         address = config.endpoint
         try:
-            own = any(part in address for part in ("*", "::", "ipc://", "inproc://"))
-            self._pub.bind(address) if own else self._pub.connect(address)
+            self._pub.bind(address) if binds(address) else self._pub.connect(address)
             if config.replay_endpoint is not None:
                 address = config.replay_endpoint
-                # A ROUTER drops what waits beyond its bound: one answer must fit, its last frame, too.
-                self._replay = self._socket(zmq.ROUTER, address, min(config.buffer_steps + 1, MOST_COUNT))
-                self._replay.bind(address)
+                self._repeats = Repeats(partial(self._socket, zmq.ROUTER, address), address, config.buffer_steps)
         except zmq.ZMQError as error:
             self._context.destroy(linger=0)
             raise InputError(f"kv_events_config: {address} cannot be used: {error}.") from error
+        if config.open_to_all:
+            log.warning(
+                "Whoever reaches %s can read the tokens of all prompts; no key is asked for.", config.open_to_all
+            )
         self._thread = Thread(target=self._run, name="paceline-kv-events", daemon=True)
 
-    def _socket(self, kind: int, address: str, bound: int) -> "zmq.Socket[bytes]":
-        """`bound`: messages that may wait for one peer; 0: any number."""
+    def _socket(self, kind: int, address: str) -> "zmq.Socket[bytes]":
         made = self._context.socket(kind)
-        made.set(zmq.SNDHWM, bound)
         made.set(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
         made.set(zmq.IPV6, int("[" in address))
         return made
@@ -213,7 +233,7 @@ class KvEvents:
         """Until `close`. The sockets are this thread's, so it closes them, whatever ends it."""
         try:
             while not self._ended.is_set():
-                self._more.wait(POLL_S)
+                self._more.wait(ANSWERING_S if self._repeats is not None and self._repeats.answers else POLL_S)
                 self._turn()
             self._turn()
         finally:
@@ -222,22 +242,17 @@ class KvEvents:
     def _turn(self) -> None:
         """Publish what has come, then answer who asked before: an answer has all events from before its request."""
         self._more.clear()
-        requests = list[list[bytes]]()
-        while self._replay is not None and len(requests) < REPEATS_A_TURN and self._replay.poll(0):
-            requests.append(self._replay.recv_multipart())
+        requests = [] if self._repeats is None else self._repeats.asked(REPEATS_A_TURN)
         while events := self._taken():
             message = EVENT_ENCODER.encode(EventBatch(time(), events))
             self._pub.send_multipart((self.config.topic.encode(), self._number.to_bytes(8, "big"), message))
-            self._keep(message)
-        for frames in requests:
-            self._repeat(frames)
-
-    def _keep(self, message: bytes) -> None:
-        """Hold a batch for those who ask for it later."""
-        self._sent.append((self._number, message))
-        self._number, self._sent_bytes = self._number + 1, self._sent_bytes + len(message)
-        while len(self._sent) > self.config.buffer_steps or self._sent_bytes > REPEATED_BYTES:
-            self._sent_bytes -= len(self._sent.popleft()[1])
+            if self._repeats is not None:
+                self._repeats.keep(self._number, message)
+            self._number += 1
+        if self._repeats is not None:
+            for frames in requests:
+                self._repeats.take(frames)
+            self._repeats.go_on()
 
     def _taken(self) -> list[BlockStored | BlockRemoved | AllBlocksCleared]:
         """Events of the next message; blocks that follow one another become one event."""
@@ -258,18 +273,6 @@ class KvEvents:
             else:
                 out.append(event)
         return out
-
-    def _repeat(self, frames: list[bytes]) -> None:
-        """Answer a request for earlier batches: identity, an empty frame, the first number that is wanted."""
-        assert self._replay is not None
-        if len(frames) != 3 or len(frames[2]) != 8:
-            log.warning("A request for earlier K/V events is not [empty, 8 bytes of a number]; it is left unanswered.")
-            return
-        who, first = frames[0], int.from_bytes(frames[2], "big")
-        for count, message in self._sent:
-            if count >= first:
-                self._replay.send_multipart((who, b"", count.to_bytes(8, "big"), message))
-        self._replay.send_multipart((who, b"", LAST_NUMBER, b""))
 
     def close(self) -> None:
         """Publish what is left, and close the sockets."""

@@ -21,6 +21,8 @@ from paceline.serve.wire import Wire
 router = APIRouter(route_class=JsonRoute)
 LORA_READ_S = 120.0
 """Longest wait for an adapter's file."""
+LORA_TURN = asyncio.Semaphore(1)
+"""One adapter is loaded at a time: its file is in memory as a whole, and the engine makes no step while it enters."""
 
 
 class LoadAdapterRequest(Wire):
@@ -48,10 +50,11 @@ async def load_lora_adapter(body: LoadAdapterRequest, host: Here) -> Response:
     adapters, replace = server.adapters, bool(body.load_inplace)
     adapters.check_name(body.lora_name, replace)
     try:
-        weights = await asyncio.wait_for(asyncio.to_thread(lambda: adapters.read(path, draft)), LORA_READ_S)
+        async with LORA_TURN:
+            weights = await asyncio.wait_for(asyncio.to_thread(lambda: adapters.read(path, draft)), LORA_READ_S)
+            await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
     except TimeoutError:
         raise ApiError(503, "The adapter's file does not answer; try again later.", code="disk_busy") from None
-    await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
     return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
 

@@ -16,8 +16,9 @@ from pathlib import Path
 
 SEPARATORS = ",;\t|"
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "#n/a", "?"})
-AROUND = re.compile(r"^[\s€$£¥%]+|[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
-"""Signs around a number, and blanks or apostrophes between its thousands."""
+AROUND = re.compile(r"^[\s€$£¥%]+|(?<![\s€$£¥%])[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
+"""Signs around a number, and blanks or apostrophes between its thousands. A run of them is looked at once, however long
+it is."""
 DECIMAL_COMMA = re.compile(r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+$")
 POINT = re.compile(r"^[+-]?\d+\.\d+(e[+-]?\d+)?$", re.IGNORECASE)
 GROUPED = re.compile(r"^[+-]?[1-9]\d{0,2}\.\d{3}$")

@@ -132,8 +132,9 @@ class FuzzBudget:
 
 
 USAGE = re.compile(
-    r"usage|(invalid|illegal|unknown|unrecogni[sz]ed|bad) (option|argument|value)|unexpected argument|try .*--help|"
-    r"(can ?not|may not|must not|can't) be (used|combined|given|specified|mixed)|mutually exclusive|conflict|"
+    r"usage|(invalid|illegal|unknown|unrecogni[sz]ed|bad) (option|argument|value)|unexpected argument|"
+    r"try .{0,200}--help|(can ?not|may not|must not|can't) be (used|combined|given|specified|mixed)|"
+    r"mutually exclusive|conflict|"
     r"incompatible|only one of|requires|must be (used|combined|given|specified)|not allowed with|out of range",
     re.IGNORECASE,
 )

@@ -4,13 +4,14 @@ import ast
 import json
 import re
 import textwrap
+from collections.abc import Iterator
 from pathlib import Path
 
 from .cut import CutError, Fragment
 
 SESSION_PROMPT = re.compile(r"^\s*(?:>>>|In \[\d*\]:) ?(.*)$")
 SESSION_GOES_ON = re.compile(r"^\s*\.\.\.:? ?(.*)$")
-FENCED = re.compile(r"^```([^\n`]*)\n(.*?)^```[ \t]*$", re.MULTILINE | re.DOTALL)
+FENCE = "```"
 FENCES = frozenset({"", "python", "python3", "py", "pycon", "ipython", "{python}"})
 CELL_MAGIC = re.compile(r"^([ \t]*)((?:%{1,2}[a-zA-Z]|[!?]).*|[\w.]+\?{1,2})[ \t]*$", re.MULTILINE)
 PYTHON_CELLS = frozenset({"%%time", "%%timeit", "%%capture", "%%prun"})
@@ -42,12 +43,24 @@ def fragments(name: str, text: str) -> list[Fragment]:
     if name.endswith(".ipynb"):
         return [Fragment(name, notebook(name, text))]
     if name.endswith(".md"):
-        blocks = [(match[1].lower().split() or [""], match[2]) for match in FENCED.finditer(text)]
-        fences = [session(block) for words, block in blocks if words[0] in FENCES]
+        fences = [session(block) for info, block in fenced(text) if (info.lower().split() or [""])[0] in FENCES]
         if not fences:
             raise CutError(f"{name} holds no fenced Python; give a file with some.")
         return [Fragment(f"{name}#{number}", each) for number, each in enumerate(fences, 1)]
     return [Fragment(name, session(text))]
+
+
+def fenced(text: str) -> Iterator[tuple[str, str]]:
+    """(what stands beside the opening fence, what lies within) of each fence that is closed."""
+    info, inside = None, list[str]()
+    for line in text.split("\n"):
+        if info is None:
+            info = line[3:] if line.startswith(FENCE) and "`" not in line[3:] else None
+        elif line.rstrip(" \t") == FENCE:
+            yield info, "".join(f"{each}\n" for each in inside)
+            info, inside = None, []
+        else:
+            inside.append(line)
 
 
 def session(text: str) -> str:

@@ -42,8 +42,8 @@ def words(kind: str, name: str, line: str) -> list[str]:
     found = [f"kind {kind}", f"{kind} {last}", *(f"part {p}" for p in parts)]
     if parts:
         found.append(f"{kind} last {parts[-1]}")
-    if place := re.search(rf"(\w*)[ (]*\b{re.escape(last)}\b\s*(\W?=?)", line):
-        found += [f"{kind} before {place[1]}", f"{kind} after {place[2]}"]
+    if place := re.search(rf"(?:(?<!\w)(\w+)|(?<![ (]))[ (]*\b{re.escape(last)}\b\s*(\W?=?)", line):
+        found += [f"{kind} before {place[1] or ''}", f"{kind} after {place[2]}"]
     return found
 
 

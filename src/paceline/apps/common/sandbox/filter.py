@@ -1,7 +1,7 @@
 """The seccomp filter: what is allowed, what is refused, and what the supervisor is notified of.
 
 Enforcement never rests on reading a path: writes are kept out by mounts and ids. The filter tells the supervisor of
-them so that they can be reported. Sockets and huge mappings are refused here.
+them so that they can be reported. Sockets, huge mappings and anonymous shared ones are refused here.
 """
 
 import ctypes
@@ -14,10 +14,14 @@ from .kernel import APP_NUMBERS, LIBC, MACHINE, checked
 
 ALLOW, NOTIFY, KILL = 0x7FFF0000, 0x7FC00000, 0x80000000
 NEW_LISTENER, SET_MODE_FILTER = 8, 1
-LD, JEQ, JGT, JGE, JSET, RET = 0x20, 0x15, 0x25, 0x35, 0x45, 0x06
+LD, AND, JEQ, JGT, JGE, JSET, RET = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
 NR, ARCH, ARGS = 0, 4, 16
 CLONE_NEW = 0x7E020000 | 0x80
 """Every namespace flag of clone."""
+HUGE_PAGES = 0x40000
+"""Flag of a mapping whose memory no process is said to have."""
+SHARED_ANONYMOUS = 0x21
+"""Flags of a mapping whose memory stays while any page of it is mapped, and is no process's once it is unmapped."""
 SETPIPE_SZ = 1031
 """Command of fcntl that lets a pipe hold more memory."""
 SENDING = (7, 32)
@@ -100,6 +104,12 @@ def program(watch: bool, largest: int, shared: bool = False) -> list[Line]:
     lines += block(
         number["mmap"],
         [
+            low(3),
+            (JSET, 0, 1, HUGE_PAGES),
+            (RET, 0, 0, refuse(errno.ENOMEM)),
+            (AND, 0, 0, SHARED_ANONYMOUS),
+            (JEQ, 0, 1, SHARED_ANONYMOUS),
+            (RET, 0, 0, refuse(errno.ENOMEM)),
             (LD, 0, 0, ARGS + 12),
             (JGT, 3, 0, high),
             (JEQ, 0, 3, high),

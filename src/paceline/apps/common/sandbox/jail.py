@@ -28,7 +28,9 @@ SOCKET_BYTES = 208 << 10
 """What waits in a socket at most, where the system says nothing else."""
 DEEPEST_FOLDER = 64
 """Folders inside one another that are copied out."""
-DEVICES = ("null", "zero", "full", "random", "urandom")
+DEVICES = ("null", "full", "random", "urandom")
+ZEROS = 1 << 40
+"""Bytes of /dev/zero, which is a file of one hole: a shared mapping of the device is memory that no process has."""
 
 
 def main(folder: str) -> None:
@@ -123,6 +125,9 @@ class Jail:
         for name in DEVICES:
             (dev / name).touch()
             kernel.mount(f"/dev/{name}", str(dev / name), None, kernel.BIND)
+        with (dev / "zero").open("wb") as zeros:
+            zeros.truncate(ZEROS)
+        (dev / "zero").chmod(0o444)
         for name, to in (("fd", "/proc/self/fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
             (dev / name).symlink_to(to)
 

@@ -22,7 +22,7 @@ FUZZ_QUIET = {
 }  # fmt: skip
 CRASHED = 99
 REPLAY = {"ASAN_OPTIONS": f"detect_leaks=0:symbolize=1:abort_on_error=0:exitcode={CRASHED}"}
-FRAME = re.compile(r"^\s*#\d+ 0x[0-9a-f]+ in (\S+)(.*)$", re.MULTILINE)
+FRAME = re.compile(r"^[ \t]*#\d+ 0x[0-9a-f]+ in (\S+)(.*)$", re.MULTILINE)
 RUNTIME = re.compile(
     r"^(__asan|__interceptor|__sanitizer|__libc|_start|main$|mem(cpy|set|move)$|abort$|raise$|free$|malloc$)"
 )
@@ -190,7 +190,7 @@ def plotted(path: Path) -> dict[str, str]:
 def reason(said: str) -> str:
     """Why afl-fuzz gave up, in its own words."""
     text = re.sub(r"\x1b\[[0-9;]*m|\x0f|\x0e", "", said)
-    found = re.search(r"PROGRAM ABORT\W*:?\s*(.+)", text) or re.search(r"SYSTEM ERROR\W*:?\s*(.+)", text)
+    found = re.search(r"PROGRAM ABORT\W*(.+)", text) or re.search(r"SYSTEM ERROR\W*(.+)", text)
     return found[1].strip()[:120] if found else (text.strip().splitlines() or ["no output"])[-1][:120]
 
 

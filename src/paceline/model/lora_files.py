@@ -1,0 +1,67 @@
+"""The tensors of an adapter's file, which may come from anybody: looked at before it takes memory or time."""
+
+import json
+import zipfile
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+
+HEADER_BYTES, PART_BYTES = 1 << 20, 1 << 10
+"""What a file may have beside its numbers: at all, and for each factor."""
+WIDEST = 8
+"""Bytes of the widest number."""
+
+
+def check_size(path: Path, values: int, parts: int) -> None:
+    """CheckpointError for a file that is larger than one with so many numbers in so many factors can be."""
+    most = HEADER_BYTES + parts * PART_BYTES + WIDEST * values
+    size = path.stat().st_size
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:  # its entries may be packed
+            size = max(size, sum(entry.file_size for entry in archive.infolist()))
+    if size > most:
+        raise CheckpointError(
+            f"{path} has {size:,} bytes, but the largest adapter that this model takes has {most:,}; it is of another "
+            "model, or damaged."
+        )
+
+
+def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
+    """All tensors of an adapter's file, by name; `values`, `parts`: numbers and factors of the largest that is served.
+    CheckpointError for what is larger, damaged, or no plain tensor."""
+    whole, pickled = path / "adapter_model.safetensors", path / "adapter_model.bin"
+    try:
+        if whole.is_file():
+            from safetensors.torch import load_file
+
+            check_size(whole, values, parts)
+            with whole.open("rb") as file:
+                size = int.from_bytes(file.read(8), "little")
+                if size > HEADER_BYTES + parts * PART_BYTES or len(json.loads(file.read(size))) > parts + 1:
+                    raise CheckpointError(f"{whole} has more tensors than an adapter of this model has; it is damaged.")
+            return dict(load_file(whole))
+        if pickled.is_file():
+            check_size(pickled, values, parts)
+            return plain(pickled, torch.load(pickled, map_location="cpu", weights_only=True), parts)
+    except CheckpointError:
+        raise
+    except Exception as error:  # each library has errors of its own for a file that is cut or is none
+        raise CheckpointError(f"The adapter {path} cannot be read ({error}); its file is damaged.") from None
+    raise CheckpointError(f"{path} has neither adapter_model.safetensors nor adapter_model.bin.")
+
+
+def plain(path: Path, found: object, parts: int) -> dict[str, Tensor]:
+    """What was pickled, if it is tensors by name that lie in the file as they are: others take more than it has."""
+    tensors: dict[str, Tensor] = dict(found)  # type: ignore[call-overload]
+    if len(tensors) > parts:
+        raise CheckpointError(f"{path} has more tensors than an adapter of this model has; it is damaged.")
+    for name, it in tensors.items():
+        fits = (
+            isinstance(name, str) and isinstance(it, Tensor) and it.layout == torch.strided and it.device.type == "cpu"
+        )
+        if not fits or it.is_quantized or it.numel() * it.element_size() > it.untyped_storage().nbytes():
+            raise CheckpointError(f"{path} has {str(name)[:100]}, which is no plain tensor; save the adapter again.")
+    return tensors
