@@ -1,6 +1,8 @@
 """`paceline serve --cluster` and `paceline cluster up`: what they take, and what they begin."""
 
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -72,3 +74,27 @@ def test_the_environment_and_the_file_say_it_too(
 def test_what_makes_no_sense_is_refused(words: tuple[str, ...], why: str, began: list[Any]) -> None:
     code, text = said(*words, "--port", "0")
     assert code == 2 and why in text and not began, text
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A server that refuses, as a cluster does, and one that is none."""
+
+    def do_POST(self) -> None:
+        body = b'{"error": {"message": "There is no engine x."}}' if self.path == "/cluster/drain" else b"<html>"
+        self.send_response(400)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        pass
+
+
+def test_what_a_cluster_refuses_is_said_in_its_words() -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        assert said("cluster", "drain", "x", "--url", url) == (2, "paceline: error: There is no engine x.")
+        code, text = said("cluster", "renew", "--url", url)
+        assert code == 2 and "is no cluster (HTTP Error 400" in text
+        server.shutdown()

@@ -1,5 +1,8 @@
 """`paceline ps` beside a real server."""
 
+from importlib import import_module
+from typing import Any
+
 import pytest
 
 from paceline.cli.ps import serves
@@ -29,6 +32,9 @@ def test_running_servers_are_listed() -> None:
         (["/usr/bin/python3", "/usr/bin/paceline", "serve", "m"], True),
         (["python3", "-m", "paceline", "serve"], True),
         (["paceline", "serve"], True),
+        (["paceline", "cluster", "up", "m"], True),
+        (["python3", "-m", "paceline", "cluster", "up"], True),
+        (["paceline", "cluster", "status"], False),
         (["python3", "-m", "paceline", "ps"], False),
         (["grep", "x", "paceline", "serve"], False),
         ([], False),
@@ -36,3 +42,24 @@ def test_running_servers_are_listed() -> None:
 )
 def test_whose_command_lines(words: list[str], is_one: bool) -> None:
     assert serves(words) is is_one
+
+
+def test_where_a_server_listens_to_others_is_no_server(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The process of a cluster listens to its engines, too; one that answers nowhere is told once a place."""
+
+    def models(url: str) -> list[dict[str, Any]]:
+        if not url.endswith(":8000"):
+            raise OSError("no HTTP here")
+        return [{"id": "demo"}]
+
+    places = [("http://127.0.0.1:7001", "5"), ("http://127.0.0.1:8000", "5"), ("http://127.0.0.1:9000", "6")]
+    command = import_module("paceline.cli.ps")  # the package has a function of this name
+    monkeypatch.setattr(command, "running", lambda: iter(places))
+    monkeypatch.setattr(command, "models", models)
+    command.ps(None)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert rows == [
+        ["demo", "loaded", "http://127.0.0.1:8000", "5"], ["?", "does", "not", "answer", "http://127.0.0.1:9000", "6"],
+    ]  # fmt: skip

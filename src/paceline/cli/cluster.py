@@ -80,9 +80,10 @@ def asked(url: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
             return found
     except urllib.error.HTTPError as error:
         try:
-            raise InputError(json.load(error)["error"]["message"]) from None
+            why = json.load(error)["error"]["message"]
         except (ValueError, KeyError, TypeError):
-            raise InputError(f"{url} is no cluster ({error}); start one with paceline cluster up.") from None
+            why = f"{url} is no cluster ({error}); start one with paceline cluster up."
+        raise InputError(why) from None
     except (OSError, ValueError) as error:
         raise InputError(f"No cluster answers at {url} ({error}); start one with paceline cluster up.") from None
 

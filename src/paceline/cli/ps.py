@@ -20,19 +20,21 @@ COLUMNS = ("model", "state", "context", "address", "process")
 def ps(url: str | None) -> None:
     """Print a line for each model; the argument is the command's."""
     places = running() if url is None else iter([(url.rstrip("/").removesuffix("/v1"), "")])
-    lines = []
+    lines, silent = list[tuple[str, ...]](), list[tuple[str, ...]]()
     for address, process in places:
         try:
             cards = models(address)
         except (OSError, ValueError, KeyError) as error:
             if url is not None:
                 raise InputError(f"No server answers at {url} ({error}); start one with paceline serve.") from None
-            lines.append(("?", "does not answer", "", address, process))
+            silent.append(("?", "does not answer", "", address, process))
             continue
         for card in cards:
             context = card.get("max_model_len")
             lines.append((str(card["id"]), card.get("state") or "loaded", f"{context or '':,}" if context else "",
                           address, process))  # fmt: skip
+    answering = {line[-1] for line in lines}  # a cluster listens to its engines, too
+    lines += [line for line in silent if line[-1] not in answering]
     if not lines:
         typer.echo("No server runs here; start one with paceline serve.", err=True)
         raise typer.Exit(1)
@@ -52,7 +54,7 @@ def models(address: str) -> list[dict[str, Any]]:
 
 
 def running() -> Iterator[tuple[str, str]]:
-    """Address and process id of each `paceline serve` on this machine that listens."""
+    """Address and process id of each place where a `paceline serve` of this machine listens."""
     for process in psutil.process_iter():
         try:
             words = process.cmdline()
@@ -71,4 +73,5 @@ def serves(words: list[str]) -> bool:
     """Is this the command line of a server? The command is `paceline`, or Python's module of that name."""
     if words and Path(words[0]).name.startswith("python"):
         words = words[2:] if words[1:2] == ["-m"] else words[1:]
-    return [Path(word).name for word in words[:2]] == ["paceline", "serve"]
+    called = [Path(word).name for word in words[:3]]
+    return called[:2] == ["paceline", "serve"] or called == ["paceline", "cluster", "up"]

@@ -16,6 +16,7 @@ from paceline.cluster.live.serve import application
 from paceline.engine.options import Options
 from paceline.serve.app import create_app
 from paceline.serve.settings import Settings
+from paceline.serve.stats import History
 from tests.cluster.live.links import DirectLink
 
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "drafter": "ngram"}
@@ -104,7 +105,10 @@ async def test_each_engine_is_seen(engines: Engines) -> None:
         assert cluster == (await many.get("/cluster")).json() and cluster["wanted"] == 2 and cluster["coming"] == 0
         assert sum(each["generated"] for each in cluster["engines"]) == 8
         assert all(each["process"] == os.getpid() and each["machine"] for each in cluster["engines"])
-        assert "cluster" not in app.state.operation.history.readings
+        keeping = asyncio.create_task((history := History()).keep(app.state.operation.stats))
+        await asyncio.sleep(0.01)
+        keeping.cancel()
+        assert [{"cluster", "running"} & set(reading) for reading in history.readings] == [{"running"}]
         figures = (await many.get("/metrics")).text
         for each in cluster["engines"]:
             label = f'{{engine="{each["name"]}"}}'
