@@ -85,7 +85,7 @@ class Toy:
 
     def next_logits(self, context: list[int], length: int | None = None) -> torch.Tensor:
         """Logits [V] after `context`: the definition."""
-        phase, code = self.state([(token + self.turn) % VOCAB for token in context], length)
+        phase, code = self.state([turned(token, self.turn) for token in context], length)
         return self.table[int(phase), int(code)]
 
     def turned(self, rows: Rows) -> list[int]:
@@ -167,7 +167,7 @@ class Toy:
         if (layer, "attention") not in skip:
             pool, word, position = self.pool[layer], rows.word.tolist(), rows.position.tolist()
             token = [(state[0] + 1) % VOCAB if fuzzy and state[0] % 3 == 0 else state[0] for state in states]
-            token = [(own + turn) % VOCAB for own, turn in zip(token, self.turned(rows))]
+            token = [turned(own, turn) for own, turn in zip(token, self.turned(rows))]
             for slot, own in zip(rows.slot.tolist(), token):
                 pool[slot] = own
             for segment, blocks in zip(rows.segments, rows.tables.tolist()):
@@ -274,6 +274,11 @@ class Toy:
             pool[s] = token
 
 
+def turned(token: int, turn: int) -> int:
+    """A token as a model with this `turn` reads it; a model without one may have any vocabulary."""
+    return (token + turn) % VOCAB if turn else token
+
+
 class ToyAdapters:
     """The adapters of a toy by slot, as a decoder's: the rank of one is its turn."""
 
@@ -315,7 +320,7 @@ class RecurrentToy(Toy):
         if layer % 2 == 0:
             super().layer(rows, layer, states, skip, fuzzy)
             return
-        own = [(state[0] + turn) % VOCAB for state, turn in zip(states, self.turned(rows))]
+        own = [turned(int(state[0]), turn) for state, turn in zip(states, self.turned(rows))]
         tokens = torch.tensor(own, dtype=torch.float64)[:, None]
         for row, read in enumerate(self.read_through(self.scan, layer // 2, tokens)[self.scan.own].tolist()):
             phase, code = read

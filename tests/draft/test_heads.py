@@ -41,6 +41,9 @@ settings_st = st.builds(
 FAST = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
+HEADED = ["heads", "auto", "ngram|heads", "model|heads"]
+
+
 def wish(prompt: list[int], drafter: str = "heads", **changes: object) -> Wish:
     params = {"temperature": 0.0, "seed": 1, "max_tokens": 24, "ignore_eos": True, "drafter": drafter, **changes}
     return Wish(prompt, SamplingParams(**params).resolve({}))  # type: ignore[arg-type]
@@ -49,7 +52,10 @@ def wish(prompt: list[int], drafter: str = "heads", **changes: object) -> Wish:
 @pytest.mark.parametrize("feature", FEATURES)
 def test_lossless(feature: str) -> None:
     @settings(max_examples=6, **FAST)
-    @given(settings_st, st.lists(wish_st([feature], ["heads", "auto", "ngram|heads"]), min_size=1, max_size=4))
+    @given(
+        settings_st,
+        st.lists(wish_st([feature], HEADED, adapters=[""]), min_size=1, max_size=4),
+    )
     def cell(setting: WithHeads, wishes: list[Wish]) -> None:
         check(setting, wishes)
 
@@ -57,7 +63,7 @@ def test_lossless(feature: str) -> None:
 
 
 @settings(max_examples=25, **FAST)
-@given(settings_st, st.lists(wish_st(list(FEATURES), ["heads", "auto", "model|heads"]), min_size=1, max_size=6),
+@given(settings_st, st.lists(wish_st(list(FEATURES), HEADED, adapters=[""]), min_size=1, max_size=6),
        st.integers(0, 2**16))  # fmt: skip
 def test_lossless_with_slots_dropped_and_replayed(setting: WithHeads, wishes: list[Wish], seed: int) -> None:
     events, engine = list[Event](), setting.engine()

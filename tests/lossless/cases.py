@@ -312,12 +312,14 @@ settings_st = st.builds(
 
 
 @st.composite
-def wish_st(draw: Any, features: list[str], drafters: list[str], verifier: str = "exact") -> Wish:
+def wish_st(
+    draw: Any, features: list[str], drafters: list[str], verifier: str = "exact", adapters: Sequence[str] = tuple(TURNS)
+) -> Wish:
     params: dict[str, Any] = dict(FEATURES[draw(st.sampled_from(features))])
     params["seed"] = draw(st.integers(0, 2**64 - 1))
     params["drafter"] = draw(st.sampled_from(drafters))
     params["verifier"] = verifier
-    params["adapter"] = draw(st.sampled_from(list(TURNS)))
+    params["adapter"] = draw(st.sampled_from(adapters))
     params["max_tokens"] = draw(st.integers(max(1, params.get("min_tokens", 0)), 24))
     params["n"] = params.get("n") or draw(st.sampled_from([1, 1, 1, 3]))
     params.setdefault("ignore_eos", draw(st.booleans()))

@@ -10,13 +10,13 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 
 HEADER_BYTES, PART_BYTES = 1 << 20, 1 << 10
-"""What a file may have beside its numbers: at all, and for each factor."""
+"""Bytes that a file may have in addition to its numbers: at all, and for each factor."""
 WIDEST = 8
 """Bytes of the widest number."""
 
 
 def check_size(path: Path, values: int, parts: int) -> None:
-    """CheckpointError for a file that is larger than one with so many numbers in so many factors can be."""
+    """CheckpointError for a file that is larger than one with this number of numbers and factors can be."""
     most = HEADER_BYTES + parts * PART_BYTES + WIDEST * values
     size = path.stat().st_size
     if zipfile.is_zipfile(path):
@@ -40,7 +40,7 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
             check_size(whole, values, parts)
             with whole.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
-                if size > HEADER_BYTES + parts * PART_BYTES or len(json.loads(file.read(size))) > parts + 1:
+                if size > HEADER_BYTES + parts * PART_BYTES or len(json.loads(file.read(size))) > 2 * parts + 1:
                     raise CheckpointError(f"{whole} has more tensors than an adapter of this model has; it is damaged.")
             return dict(load_file(whole))
         if pickled.is_file():
@@ -56,7 +56,7 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
 def plain(path: Path, found: object, parts: int) -> dict[str, Tensor]:
     """What was pickled, if it is tensors by name that lie in the file as they are: others take more than it has."""
     tensors: dict[str, Tensor] = dict(found)  # type: ignore[call-overload]
-    if len(tensors) > parts:
+    if len(tensors) > 2 * parts:
         raise CheckpointError(f"{path} has more tensors than an adapter of this model has; it is damaged.")
     for name, it in tensors.items():
         fits = (

@@ -19,8 +19,8 @@ REPEATED_BYTES = 64 << 20
 PEER_MESSAGES = 32
 """Messages of an answer that wait in ZeroMQ for one peer."""
 MOST_PEERS = 16
-"""Peers that are answered before the socket is opened anew."""
-ANSWER_S = 10.0
+"""Peers that are answered before the socket is opened again."""
+REPEAT_ANSWER_S = 10.0
 """How long a peer may take nothing of its answer; and how long after the last message a socket stays open at least."""
 OPEN_S = 0.5
 """Longest wait for an address that is being given back."""
@@ -45,7 +45,7 @@ class Repeats:
         self.bytes = 0
         self.answers: dict[bytes, RepeatsOwed] = {}
         self.peers: set[bytes] = set()
-        """Who has been answered on this socket."""
+        """Peers that were answered on this socket."""
         self._sent_at = monotonic()
         self.socket: zmq.Socket[bytes] | None = self._opened(address)
         found = self.socket.get(zmq.LAST_ENDPOINT)
@@ -83,7 +83,7 @@ class Repeats:
             return
         who = frames[0]
         if who not in self.peers and len(self.peers) >= MOST_PEERS:
-            if monotonic() - self._sent_at > ANSWER_S:
+            if monotonic() - self._sent_at > REPEAT_ANSWER_S:
                 self._reopen()
             log.warning("More than %d peers ask for earlier K/V events; one of them has to ask again.", MOST_PEERS)
             return
@@ -93,9 +93,9 @@ class Repeats:
     def go_on(self) -> None:
         """Send as much of all answers as their peers have room for."""
         for who, answer in list(self.answers.items()):
-            if self._sent_all(who, answer) or monotonic() - answer.moved > ANSWER_S:
+            if self._sent_all(who, answer) or monotonic() - answer.moved > REPEAT_ANSWER_S:
                 del self.answers[who]
-        idle = not self.answers and monotonic() - self._sent_at > ANSWER_S
+        idle = not self.answers and monotonic() - self._sent_at > REPEAT_ANSWER_S
         if idle and len(self.peers) > MOST_PEERS // 2:
             self._reopen()
 
