@@ -10,7 +10,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 
 HEADER_BYTES, PART_BYTES = 1 << 20, 1 << 10
-"""What a file may have beside its numbers: at all, and for each factor."""
+"""Bytes of a file that are no numbers: in all, and for each factor."""
 WIDEST = 8
 """Bytes of the widest number."""
 
@@ -54,7 +54,7 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
 
 
 def plain(path: Path, found: object, parts: int) -> dict[str, Tensor]:
-    """What was pickled, if it is tensors by name that lie in the file as they are: others take more than it has."""
+    """Tensors by name that lie in the file as they are; others take more memory than it has."""
     tensors: dict[str, Tensor] = dict(found)  # type: ignore[call-overload]
     if len(tensors) > parts:
         raise CheckpointError(f"{path} has more tensors than an adapter of this model has; it is damaged.")
