@@ -16,7 +16,7 @@ WIDEST = 8
 
 
 def check_size(path: Path, values: int, parts: int) -> None:
-    """CheckpointError for a file that is larger than one with so many numbers in so many factors can be."""
+    """CheckpointError for a file that is larger than `values` numbers in `parts` factors can be."""
     most = HEADER_BYTES + parts * PART_BYTES + WIDEST * values
     size = path.stat().st_size
     if zipfile.is_zipfile(path):
