@@ -34,7 +34,7 @@ def test_one_that_fits_is_read(tmp_path: Path) -> None:
         ({1: torch.zeros(1)}, "no plain tensor"),
         ({"a": 1}, "no plain tensor"),
         ([1, 2], "cannot be read"),
-        ({**GOOD, "c": torch.zeros(1)}, "more tensors"),
+        ({**GOOD, **{f"c{i}": torch.zeros(1) for i in range(2 * PARTS)}}, "more tensors"),
         ({"a": torch.zeros(1 << 19)}, "bytes, but the largest"),
     ],
     ids=["stretched", "meta", "sparse", "number", "no tensor", "list", "many", "large"],

@@ -334,10 +334,10 @@ def test_peers_that_read_nothing_hold_little(monkeypatch: pytest.MonkeyPatch) ->
         events._turn()
     assert len(repeats.peers) == len(repeats.answers) == MOST_PEERS, "the last one is left unanswered"
     assert max(answer.next for answer in repeats.answers.values()) <= 2 * PEER_MESSAGES
-    monkeypatch.setattr("paceline.serve.kv_repeats.REPEAT_ANSWER_S", -1.0)
+    monkeypatch.setattr("paceline.serve.kv_repeats.REPEAT_PATIENCE_S", -1.0)
     events._turn()
     assert not repeats.answers, "they took nothing"
-    monkeypatch.setattr("paceline.serve.kv_repeats.REPEAT_ANSWER_S", 10.0)
+    monkeypatch.setattr("paceline.serve.kv_repeats.REPEAT_PATIENCE_S", 10.0)
     events._turn()
     router, counts = Router(replay), list[int]()
     router.request.send_multipart([b"", bytes(8)])

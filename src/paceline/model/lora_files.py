@@ -10,13 +10,13 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 
 HEADER_BYTES, PART_BYTES = 1 << 20, 1 << 10
-"""Bytes that a file may have in addition to its numbers: at all, and for each factor."""
+"""Bytes of a file that are no numbers: in all, and for each factor."""
 WIDEST = 8
 """Bytes of the widest number."""
 
 
 def check_size(path: Path, values: int, parts: int) -> None:
-    """CheckpointError for a file that is larger than one with this number of numbers and factors can be."""
+    """CheckpointError for a file that is larger than `values` numbers in `parts` factors can be."""
     most = HEADER_BYTES + parts * PART_BYTES + WIDEST * values
     size = path.stat().st_size
     if zipfile.is_zipfile(path):
@@ -54,7 +54,7 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
 
 
 def plain(path: Path, found: object, parts: int) -> dict[str, Tensor]:
-    """What was pickled, if it is tensors by name that lie in the file as they are: others take more than it has."""
+    """Tensors by name that lie in the file as they are; others take more memory than it has."""
     tensors: dict[str, Tensor] = dict(found)  # type: ignore[call-overload]
     if len(tensors) > 2 * parts:
         raise CheckpointError(f"{path} has more tensors than an adapter of this model has; it is damaged.")

@@ -2,7 +2,7 @@
 
 Anybody who can connect may ask, and may read nothing of the answer. So little waits for one peer in ZeroMQ, the rest
 stays here, once for all, and a peer that takes nothing for a while gets no more. Few peers are answered before the
-socket is opened anew, which drops all that waits in it; subscribers connect again by themselves.
+socket is opened again, which drops all that waits in it; subscribers connect again by themselves.
 """
 
 import logging
@@ -20,15 +20,15 @@ PEER_MESSAGES = 32
 """Messages of an answer that wait in ZeroMQ for one peer."""
 MOST_PEERS = 16
 """Peers that are answered before the socket is opened again."""
-REPEAT_ANSWER_S = 10.0
-"""How long a peer may take nothing of its answer; and how long after the last message a socket stays open at least."""
+REPEAT_PATIENCE_S = 10.0
+"""Seconds that a peer may take nothing of its answer, and that a socket stays open after the last message."""
 OPEN_S = 0.5
 """Longest wait for an address that is being given back."""
 LAST_NUMBER = (-1).to_bytes(8, "big", signed=True)
 
 
 class RepeatsOwed:
-    """What a peer is still to be sent."""
+    """Batches that a peer has not been sent yet."""
 
     def __init__(self, first: int) -> None:
         self.next, self.moved = first, monotonic()
@@ -45,7 +45,7 @@ class Repeats:
         self.bytes = 0
         self.answers: dict[bytes, RepeatsOwed] = {}
         self.peers: set[bytes] = set()
-        """Peers that were answered on this socket."""
+        """Peers that have been answered on this socket."""
         self._sent_at = monotonic()
         self.socket: zmq.Socket[bytes] | None = self._opened(address)
         found = self.socket.get(zmq.LAST_ENDPOINT)
@@ -83,7 +83,7 @@ class Repeats:
             return
         who = frames[0]
         if who not in self.peers and len(self.peers) >= MOST_PEERS:
-            if monotonic() - self._sent_at > REPEAT_ANSWER_S:
+            if monotonic() - self._sent_at > REPEAT_PATIENCE_S:
                 self._reopen()
             log.warning("More than %d peers ask for earlier K/V events; one of them has to ask again.", MOST_PEERS)
             return
@@ -93,9 +93,9 @@ class Repeats:
     def go_on(self) -> None:
         """Send as much of all answers as their peers have room for."""
         for who, answer in list(self.answers.items()):
-            if self._sent_all(who, answer) or monotonic() - answer.moved > REPEAT_ANSWER_S:
+            if self._sent_all(who, answer) or monotonic() - answer.moved > REPEAT_PATIENCE_S:
                 del self.answers[who]
-        idle = not self.answers and monotonic() - self._sent_at > REPEAT_ANSWER_S
+        idle = not self.answers and monotonic() - self._sent_at > REPEAT_PATIENCE_S
         if idle and len(self.peers) > MOST_PEERS // 2:
             self._reopen()
 

@@ -11,7 +11,7 @@ from .cut import CutError, Fragment
 
 SESSION_PROMPT = re.compile(r"^\s*(?:>>>|In \[\d*\]:) ?(.*)$")
 SESSION_GOES_ON = re.compile(r"^\s*\.\.\.:? ?(.*)$")
-MARKDOWN_FENCE = "```"
+PICO_FENCE = "```"
 FENCES = frozenset({"", "python", "python3", "py", "pycon", "ipython", "{python}"})
 CELL_MAGIC = re.compile(r"^([ \t]*)((?:%{1,2}[a-zA-Z]|[!?]).*|[\w.]+\?{1,2})[ \t]*$", re.MULTILINE)
 PYTHON_CELLS = frozenset({"%%time", "%%timeit", "%%capture", "%%prun"})
@@ -51,12 +51,12 @@ def fragments(name: str, text: str) -> list[Fragment]:
 
 
 def fenced(text: str) -> Iterator[tuple[str, str]]:
-    """(what follows the opening fence on its line, what lies within) of each fence that is closed."""
+    """Text behind the opening marks, and text within, of each fence that is closed."""
     info, inside = None, list[str]()
     for line in text.split("\n"):
         if info is None:
-            info = line[3:] if line.startswith(MARKDOWN_FENCE) and "`" not in line[3:] else None
-        elif line.rstrip(" \t") == MARKDOWN_FENCE:
+            info = line[3:] if line.startswith(PICO_FENCE) and "`" not in line[3:] else None
+        elif line.rstrip(" \t") == PICO_FENCE:
             yield info, "".join(f"{each}\n" for each in inside)
             info, inside = None, []
         else:
