@@ -32,11 +32,11 @@ router = APIRouter(route_class=JsonRoute)
 
 
 class ScaleRequest(Wire):
-    engines: int = Field(ge=1, le=MOST_ENGINES, description="how many there should be")
+    engines: int = Field(ge=1, le=MOST_ENGINES, description="the number of engines, 1 to 1024")
 
 
 class DrainRequest(Wire):
-    engine: str = Field(description="its name, as GET /cluster has it")
+    engine: str = Field(description="the name of an engine, as GET /cluster has it")
 
 
 class ClusterServer(Server):
