@@ -130,6 +130,50 @@ async def test_engines_that_cannot_be_started_are_not_wanted_any_more(monkeypatc
     await engines.close()
 
 
+async def test_starts_that_fail_leave_what_others_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two starts fail after somebody else wanted one engine alone: one is wanted."""
+    engines, start = await fakes(2), asyncio.Event()
+
+    async def broken(self: FakeLink) -> Any:
+        await start.wait()
+        raise EngineGoneError("no memory")
+
+    monkeypatch.setattr(FakeLink, "facts", broken)
+    more = asyncio.create_task(engines.scale(4))
+    await until(lambda: engines.coming == 2)
+    await engines.scale(1)
+    start.set()
+    with pytest.raises(EngineGoneError):
+        await more
+    assert engines.wanted == 1 and len(engines.states) == 1
+    await engines.close()
+
+
+@pytest.mark.parametrize("how", ["dies", "is drained"])
+async def test_an_engine_that_goes_while_its_successor_starts(how: str) -> None:
+    """The renewal goes on, and there are as many engines as are wanted."""
+    engines, start = await fakes(3), asyncio.Event()
+
+    class SlowStart(FakeLink):
+        async def facts(self) -> Any:
+            await start.wait()
+            return await super().facts()
+
+    engines.make = SlowStart
+    renewal = asyncio.create_task(engines.renew())
+    await until(lambda: engines.coming == 1)
+    if how == "dies":
+        link(engines, 1).kill()
+        await until(lambda: "engine-1" not in engines.states)
+    else:
+        await engines.drain("engine-1")
+    start.set()
+    await asyncio.wait_for(renewal, 20)
+    await until(lambda: engines.coming == 0)
+    assert len(engines.states) == engines.wanted == (3 if how == "dies" else 2) and engines.lacking == 0
+    await engines.close()
+
+
 async def test_fewer_are_wanted_while_one_is_being_started() -> None:
     engines = await fakes(2)
     start = asyncio.Event()

@@ -213,7 +213,7 @@ class Engines:
             fewer.append(self._empty(name))
         ends = await asyncio.gather(*more, *fewer, return_exceptions=True)
         if failures := [end for end in ends if isinstance(end, BaseException)]:
-            self.want(self.wanted - len(failures))
+            self.want(max(1, self.wanted - min(len(failures), max(0, self.lacking))))  # others may have asked, too
             raise failures[0]
 
     async def drain(self, name: str) -> None:
@@ -233,7 +233,10 @@ class Engines:
         for name, state in list(self.states.items()):
             if not state.draining and self.states.get(name) is state:
                 await self._begin(spare=True)
-                await self._empty(name)
+                gone = self.states.get(name) is not state or state.draining  # it died or was drained meanwhile
+                old = name if not gone else spared(self.loads()) if self.lacking < 0 else None
+                if old is not None:
+                    await self._empty(old)
 
     async def _empty(self, name: str) -> None:
         state = self.states[name]
