@@ -31,13 +31,13 @@ NO_LINK_S = 60.0
 """How long new requests wait while no engine takes any. Those that run wait as long as an engine may take to start."""
 ANSWER_S = 30.0
 """Time for an engine's sign of life; then it counts as dead."""
-SILENT_S = 1.0
+SILENCE_S = 1.0
 """Time for an engine's sign of life; then decisions are made without it."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
 MOVES_AT_ONCE = 8
 """Samples that leave a draining engine at once."""
-POLL_S = 0.05
+POLLING_S = 0.05
 """Between two looks at what is waited for."""
 FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0
 """Wait before an engine is started in place of a dead one; doubled while they die at their start."""
@@ -54,7 +54,7 @@ class EngineState:
     facts: EngineFacts
     draining: bool = False
     silent: bool = False
-    """It has given no sign of life for `SILENT_S`: decisions leave it out."""
+    """It has given no sign of life for `SILENCE_S`: decisions leave it out."""
     look: "asyncio.Task[None] | None" = None
     """The question for a sign of life that is under way."""
 
@@ -276,7 +276,7 @@ class Engines:
         while self.coming and self.serving < min(count, self.wanted):
             if self._failure is not before and self._failure is not None:
                 raise self._failure
-            await asyncio.sleep(POLL_S)
+            await asyncio.sleep(POLLING_S)
 
     async def drain(self, name: str) -> None:
         """Take an engine out: its samples go to the others while they are decoded, then it ends. It goes on where the
@@ -323,8 +323,8 @@ class Engines:
                     moves.add(self._run(self._carry(voyage, self.states[target].link)))
                     await asyncio.sleep(0)  # what it reserves counts for the next one
             if moves:
-                _, moves = await asyncio.wait(moves, timeout=POLL_S, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(POLL_S)
+                _, moves = await asyncio.wait(moves, timeout=POLLING_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(POLLING_S)
         if self.states.get(name) is state:
             self._forget(state)
             state.link.kill()
@@ -377,7 +377,7 @@ class Engines:
             if not state.silent:
                 asked.append((state, state.look))
         if asked:
-            await asyncio.wait([look for _, look in asked], timeout=SILENT_S)
+            await asyncio.wait([look for _, look in asked], timeout=SILENCE_S)
         for state, look in asked:
             state.silent = not look.done()
 
@@ -424,7 +424,7 @@ class Engines:
 
 
 def _tell_failure(task: "asyncio.Task[None]") -> None:
-    """Of work that nobody waits for any more."""
+    """Log an error of work that nobody waits for any more."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("A change of the cluster failed: %s", error)
 
