@@ -157,7 +157,7 @@ class SilentLink(FakeLink):
 
 async def test_a_silent_engine_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     """The others are asked, decided on and given requests, it is not; and it is not replaced, for it may come back."""
-    monkeypatch.setattr(live, "SILENCE_S", 0.02)
+    monkeypatch.setattr(live, "SIGN_OF_LIFE_S", 0.02)
     monkeypatch.setattr(live, "ANSWER_S", 1.0)
     engines = Engines(SilentLink)
     await engines.start(3)
@@ -181,7 +181,7 @@ async def test_a_silent_engine_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 async def test_a_silent_engine_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live, "SILENCE_S", 0.01)
+    monkeypatch.setattr(live, "SIGN_OF_LIFE_S", 0.01)
     engines, answer = await fakes(2), asyncio.Event()
     late, plain = link(engines, 1), link(engines, 1).snapshot
 

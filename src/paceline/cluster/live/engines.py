@@ -31,7 +31,7 @@ NO_LINK_S = 60.0
 """How long new requests wait while no engine takes any. Those that run wait as long as an engine may take to start."""
 ANSWER_S = 30.0
 """Time for an engine's sign of life; then it counts as dead."""
-SILENCE_S = 1.0
+SIGN_OF_LIFE_S = 1.0
 """Time for an engine's sign of life; then decisions are made without it."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
@@ -54,7 +54,7 @@ class EngineState:
     facts: EngineFacts
     draining: bool = False
     silent: bool = False
-    """It has given no sign of life for `SILENCE_S`: decisions leave it out."""
+    """It has given no sign of life for `SIGN_OF_LIFE_S`: decisions leave it out."""
     look: "asyncio.Task[None] | None" = None
     """The question for a sign of life that is under way."""
 
@@ -377,7 +377,7 @@ class Engines:
             if not state.silent:
                 asked.append((state, state.look))
         if asked:
-            await asyncio.wait([look for _, look in asked], timeout=SILENCE_S)
+            await asyncio.wait([look for _, look in asked], timeout=SIGN_OF_LIFE_S)
         for state, look in asked:
             state.silent = not look.done()
 
