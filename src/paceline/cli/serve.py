@@ -138,8 +138,8 @@ def publisher(settings: Settings) -> "KvEvents | None":
         return None
     if len(settings.keys()) > 1 and not settings.shared_cache and (where := config.open_to_all):
         raise InputError(
-            f"kv_events_config publishes the tokens of all keys' prompts to whoever reaches {where}, and several keys "
-            "are kept apart; bind it to loopback or ipc://, or give --shared-cache."
+            f"kv_events_config publishes the tokens of all keys' prompts to anyone who can reach {where}, but several "
+            "keys are kept apart; bind it to loopback or ipc://, or give --shared-cache."
         )
     return KvEvents(config)
 
