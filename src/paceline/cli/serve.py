@@ -41,7 +41,7 @@ class ServingArgs(EngineArgs):
     ] = "auto"  # fmt: skip
 
 
-NOT_CLUSTERED = ("small", "lora", "zoo")
+NOT_CLUSTERED = ("small",)
 """Options of an engine that a cluster does not serve."""
 NOT_SHARED = ("models", "index", "datastore", "decision_log", "kv_events_config", "lora_root")
 """Settings of a server that a cluster does not serve."""

@@ -272,9 +272,12 @@ class Adapters:
             found.append(request)
         return found
 
-    def by_digest(self, digest: str, tenant: str) -> int:
-        """The slot of an adapter for a request that comes from elsewhere. InputError where it is not here."""
+    def by_digest(self, digest: str, tenant: str, name: str = "") -> int:
+        """The slot of an adapter for a request that comes from elsewhere. A chain of this name is put together where
+        nobody has named it here. InputError where it is not here."""
         found = next((each for each in self._all() if each.digest == digest), None)
+        if found is None and name not in self.named and self.serves(name) and self.chain(name).digest == digest:
+            found = self.named[name]
         if found is None:
             raise InputError(f"The parked request needs the adapter with digest {digest[:32]}; load it first.")
         try:

@@ -130,6 +130,10 @@ class Engines:
             first = self.facts if hasattr(self, "facts") else facts
             if facts.origin != first.origin or (facts.block_size, facts.max_len) != (first.block_size, first.max_len):
                 raise InputError(f"{link.name} has another model than the engines before it.")
+            if facts.adapters != first.adapters:
+                raise InputError(
+                    f"{link.name} has other adapters than the engines before it: their files have changed."
+                )
             self.facts = first
         except TimeoutError:
             link.kill()
