@@ -17,7 +17,7 @@ from paceline.cli import app
 from paceline.cli.answer import Screen, ShownAnswer, answer
 from paceline.cli.chat import ChatSession, history_file, joined
 from paceline.cli.partner import Local
-from paceline.cli.probe import SAME_TAU, HeadProbe, probe_lines, verdict
+from paceline.cli.probe import SAME_TAU_SHARE, HeadProbe, probe_lines, verdict
 from paceline.core.params import SamplingParams
 from paceline.draft.head import HeadConfig
 from paceline.draft.medusa import Medusa
@@ -368,7 +368,7 @@ def test_info_probes_a_head(pair: list[str], tmp_path: Path) -> None:
     result = run("info", *pair[:2], "--draft", str(tmp_path / "head"), "--dtype", "float32", "--probe", "--json")
     found = json.loads(result.stdout)["probe"]
     served, alone = (HeadProbe(**found[name]) for name in ("served", "pytorch"))
-    assert served.tau == pytest.approx(alone.tau, rel=SAME_TAU) and served.kept and len(served.texts) == 4
+    assert served.tau == pytest.approx(alone.tau, rel=SAME_TAU_SHARE) and served.kept and len(served.texts) == 4
     assert probe_lines(served, alone)[-1] == verdict(served, alone)
     assert "next to nothing" in verdict(HeadProbe(1.0, (), ()), HeadProbe(1.01, (), ()))
     assert "computed wrongly" in verdict(HeadProbe(1.3, (), ()), HeadProbe(1.9, (), ()))

@@ -21,11 +21,11 @@ PROBE_PROMPTS = (
     "Why is the sky blue?",
     "List the days of the week, and what each is named after.",
 )
-PROBE_TOKENS = 64
+PROBE_ANSWER_TOKENS = 64
 """Tokens of each answer."""
-LEAST_TAU = 1.05
+LEAST_PROBE_TAU = 1.05
 """Tokens per pass below which a head is said to keep next to nothing."""
-SAME_TAU = 0.15
+SAME_TAU_SHARE = 0.15
 """Most that tokens per pass may differ between native code and PyTorch: texts part at near-ties."""
 
 
@@ -45,7 +45,7 @@ def probe(options: Options, method: str) -> HeadProbe:
     """Answer the prompts in this process."""
     from paceline import LLM
 
-    wish = SamplingParams(temperature=0.0, max_tokens=PROBE_TOKENS, ignore_eos=True, drafter=method)
+    wish = SamplingParams(temperature=0.0, max_tokens=PROBE_ANSWER_TOKENS, ignore_eos=True, drafter=method)
     given: dict[str, Any] = asdict(replace(options, drafter="none", length="fixed", max_requests=1))
     with LLM(**given) as llm:
         if llm.text.tokenizer.chat_template:
@@ -71,9 +71,9 @@ def _without_native() -> None:
 
 def verdict(served: HeadProbe, plain: HeadProbe) -> str:
     """One sentence on both."""
-    if plain.tau < LEAST_TAU:
+    if plain.tau < LEAST_PROBE_TAU:
         return "The head keeps next to nothing: it is of another model, or reads other states than it was trained on."
-    if abs(served.tau / plain.tau - 1) > SAME_TAU:
+    if abs(served.tau / plain.tau - 1) > SAME_TAU_SHARE:
         return "The two differ by more than near-ties explain: this head is computed wrongly here; please report it."
     return "The two agree."
 
@@ -86,7 +86,7 @@ def probe_lines(served: HeadProbe, plain: HeadProbe) -> Sequence[str]:
     ]
     equal = sum(a == b for a, b in zip(served.texts, plain.texts))
     return (
-        f"Probe: {len(PROBE_PROMPTS)} built-in prompts, {PROBE_TOKENS} tokens each, {equal} texts equal.",
+        f"Probe: {len(PROBE_PROMPTS)} built-in prompts, {PROBE_ANSWER_TOKENS} tokens each, {equal} texts equal.",
         *rows,
         verdict(served, plain),
     )
