@@ -144,6 +144,32 @@ def test_a_long_text_has_the_same_bits_however_it_is_shared_out(
         torch.set_num_threads(before)
 
 
+def feed_one(decoder: NativeDecoder, tokens: list[int], place: int) -> Tensor:
+    return decoder.forward(lay_out([Chunk(range(70), place, [tokens[place]])], 16)).logits
+
+
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
+def test_rows_that_share_keys_have_the_bits_of_one_alone(tmp_path: Path, unit: Unit) -> None:
+    """Six queries of a row under each head: several rows share what is widened once (AVX2), in pieces of at most 64
+    queries, smaller where threads would have nothing to do."""
+    heads = {"num_attention_heads": 12, "num_key_value_heads": 2, "head_dim": 128}
+    decoder = native(write(tmp_path, Case("qwen3", heads)), unit)
+    decoder.allocate(70, 16)
+    base, most, before = 1010, 24, torch.get_num_threads()  # the first rows see one span of 1,024 keys, the last two
+    tokens = text(15, base + most)
+    try:
+        feed(decoder, tokens[:base], range(70), 16, [])
+        alone = [feed_one(decoder, tokens, base + n) for n in range(most)]
+        for threads, rows in (1, 2), (2, 3), (1, 11), (2, most), (5, 8):
+            torch.set_num_threads(threads)
+            for first in range(0, most - rows + 1, rows):
+                chunk = Chunk(range(70), base + first, tokens[base + first : base + first + rows])
+                found = decoder.forward(lay_out([chunk], 16)).logits
+                assert torch.equal(found, torch.cat(alone[first : first + rows]))
+    finally:
+        torch.set_num_threads(before)
+
+
 @pytest.mark.skipif(not has_amx(), reason="this CPU has no AMX to compare with")
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], quantize: str | None) -> None:

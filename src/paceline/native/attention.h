@@ -5,6 +5,7 @@
 
 struct Attention : Cache {
   using Cache::Cache;
+  static const i64 MANY = PANEL<FLOATS> + 1;  // queries for which it pays to widen what they meet first
 
   // `score` and `mix` without AMX: two groups of keys, or parts of values, at a time for a panel of queries, while
   // the panels fetch evenly what comes next
@@ -57,9 +58,47 @@ struct Attention : Cache {
     }
   }
 
-  // scores [rows][LINE] of `rows` <= 16 queries with `groups` of 16 keys. ahead(g): the group to fetch meanwhile, or null
+#ifdef PACELINE_NARROW
+  // The same of many float32 rows: keys and values are widened once for all of them, and the widened ones stay in the first cache
+  template <class F>
+  void score_many(const float* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
+    float* wide = room<float>(s.wide, 16 * dims());
+    for (i64 g = 0; g < groups; g++) {
+      const bf16* next = ahead(g);
+      for (i64 d = 0; d < dims(); d += 2) narrow::widened(keys[g] + d * 16, wide + d * 16);
+      panels<FLOATS>(rows, [&](i64 p, i64 step, i64 r, auto n) {
+        if (next) fetch((const uint8_t*)next + p * step * dims() / 2, step * dims() / 2);
+        narrow::sixteen<n, false>(query + r * dims(), dims(), wide, dims(), scores + r * LINE + g * 16, LINE);
+      });
+    }
+  }
+
+  template <class F>
+  void mix_many(const float* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
+    const i64 few = 16;  // groups
+    float* wide = room<float>(s.wide, few * 16 * 16);
+    for (i64 from = 0; from < groups; from += few) {
+      const i64 here = std::min(groups - from, few), parts = dims() / 16;
+      for (i64 part = 0; part < parts; part++) {
+        for (i64 g = 0; g < here; g++)
+          for (i64 i = 0; i < 8; i++)
+            narrow::widened(values[from + g] + (i * dims() + part * 16) * 2, wide + (g * 8 + i) * 32);
+        for (i64 g = here * part / parts; g < here * (part + 1) / parts; g++)
+          if (const bf16* next = ahead(from + g)) fetch(next, dims() * 32);
+        panels<FLOATS>(rows, [&](i64, i64, i64 r, auto n) {
+          narrow::sixteen<n, true>(shares + r * LINE + from * 16, LINE, wide, here * 16, out + r * dims() + part * 16, dims());
+        });
+      }
+    }
+  }
+#endif
+
+  // scores [rows][LINE] of queries, at most 16 by tiles, with `groups` of 16 keys. ahead(g): the group to fetch meanwhile, or null
   template <class F>
   void score(const uint8_t* query, i64 rows, const bf16* const* keys, i64 groups, float* scores, F ahead) const {
+#ifdef PACELINE_NARROW
+    if (rows >= MANY) return score_many((const float*)query, rows, keys, groups, scores, ahead);
+#endif
     if (m.fused()) return score_avx<FLOATS>(query, rows, keys, groups, scores, ahead);
 #ifndef PACELINE_NARROW
     if (!m.tiles()) return score_avx<HALVES>(query, rows, keys, groups, scores, ahead);
@@ -89,6 +128,9 @@ struct Attention : Cache {
   // out [rows][dims] += shares [rows][LINE] of 16 slots a group times their values; ahead as above
   template <class F>
   void mix(const uint8_t* shares, i64 rows, const bf16* const* values, i64 groups, float* out, F ahead) const {
+#ifdef PACELINE_NARROW
+    if (rows >= MANY) return mix_many((const float*)shares, rows, values, groups, out, ahead);
+#endif
     if (m.fused()) return mix_avx<FLOATS>(shares, rows, values, groups, out, ahead);
 #ifndef PACELINE_NARROW
     if (!m.tiles()) return mix_avx<HALVES>(shares, rows, values, groups, out, ahead);
@@ -183,7 +225,7 @@ struct Attention : Cache {
     const __m512 x = exponential(set(a.top - top)), y = exponential(set(b.top - top));
     for (i64 d = 0; d < dims(); d += 16)
       _mm512_storeu_ps(a.out + d, _mm512_fmadd_ps(_mm512_loadu_ps(b.out + d), y, _mm512_mul_ps(_mm512_loadu_ps(a.out + d), x)));
-    a.sum = a.sum * _mm512_cvtss_f32(x) + b.sum * _mm512_cvtss_f32(y);
+    a.sum = std::fma(b.sum, _mm512_cvtss_f32(y), a.sum * _mm512_cvtss_f32(x));  // the compiler has no choice of what it fuses
     a.top = top;
   }
 
@@ -197,10 +239,12 @@ struct Attention : Cache {
     return pool(m.keys, layer, piece.head, slot(piece.segment, piece.span * SPAN) / 16);
   }
 
+  i64 together() const { return m.tiles() ? 16 : QUERIES; }  // queries that meet a span's keys and values at once
+
   // after: what this thread will attend to next, or null
   void attend(const Piece& piece, i64 layer, const Layer& l, const bf16* after) {
     const i64 count = piece.last - piece.first;
-    float* out = room<float>(s.out, (QUERIES + 16) * dims());
+    float* out = room<float>(s.out, (QUERIES + together()) * dims());
     float *fresh = out + QUERIES * dims(), *where = out;
     Mixed all[QUERIES];
     for (i64 q = 0; q < count; q++, where += dims()) all[q] = {0, 0, where};
@@ -312,12 +356,12 @@ struct Attention : Cache {
 
     stir();
     const uint8_t* query = b.query + ((piece.head * p.rows + seg.start) * group() + piece.first) * dims() * m.wide();
-    alignas(64) float scores[16 * LINE];
-    alignas(64) bf16 halves[16 * LINE];
-    uint8_t* shares = m.fused() ? (uint8_t*)scores : (uint8_t*)halves;  // in the place of scores, where they take as much
-    Mixed some[16];
-    for (i64 q = 0; q < count; q += 16) {
-      const i64 here = std::min<i64>(count - q, 16);
+    const i64 most = together();
+    float* scores = room<float>(s.scores, most * LINE);
+    uint8_t* shares = m.fused() ? (uint8_t*)scores : (uint8_t*)room<bf16>(s.shares, most * LINE);  // as large: in their place
+    Mixed some[QUERIES];
+    for (i64 q = 0; q < count; q += most) {
+      const i64 here = std::min(count - q, most);
       // f(queries from, to; their first key, and how many after `own`) for each row with keys of its own
       auto tails = [&](auto f) {
         i64 from, to, first = own;
@@ -329,7 +373,7 @@ struct Attention : Cache {
         }
       };
       if (m.tiles()) tiles.set(here, true);
-      const i64 far = m.tiles() ? 3 : 8;  // groups
+      const i64 far = m.tiles() ? 3 : NARROW ? 16 : 8;  // groups
       // While scores are computed the keys, then the values; while these are mixed the values, then the next piece's keys
       auto ahead = [&](i64 g) -> const bf16* {
         if (q > 0) return nullptr;

@@ -60,11 +60,11 @@ struct Worker : Mixtures {
     }
     rope(l, index);
     done(ROPE);
-    for (i64 i = mine[0]; i < mine[1]; i++)
-      attend(b.pieces[i], index, l, i + 1 < mine[1] ? first_keys(b.pieces[i + 1], index) : nullptr);
+    for (i64 i = mine.first; i < mine.last; i++)
+      attend(b.pieces[i], index, l, i + 1 < mine.last ? first_keys(b.pieces[i + 1], index) : nullptr);
     done(ATTENTION);
     if (b.spans > 0) {
-      for (i64 i = mine[0]; i < mine[1]; i++)
+      for (i64 i = mine.first; i < mine.last; i++)
         if (b.pieces[i].join) join(b.pieces[i], l);
       done(ATTENTION);
     }
@@ -124,18 +124,7 @@ struct Worker : Mixtures {
     done(NORM);
   }
 
-  void divide() {  // the pieces of attention
-    i64 before = 0, total = 0;
-    for (const Piece& piece : b.pieces) total += piece.work;
-    for (const Piece& piece : b.pieces) {
-      const i64 middle = before + piece.work / 2;
-      mine[0] += middle * all / total < me, mine[1] += middle * all / total <= me;
-      before += piece.work;
-    }
-  }
-
   void run() {
-    divide();
     if (p.embed) embed();
     done(EMBED);
     for (i64 i = p.first; i < p.last; i++) {
@@ -238,23 +227,10 @@ static void make_room(const Model& m, const Pass& p, Buffers& b) {
   lay_out(arena, m, p, b);
 }
 
-// Pieces by head, as `linear` shares out its columns and `rope` its rows: a thread then finds most in its own cache
-static void plan(const Model& m, const Pass& p, Buffers& b) {
+// Pieces of up to `queries`, each of some spans, or, if few, of one
+static void cut(const Model& m, const Pass& p, Buffers& b, i64 window, i64 queries, bool few) {
   const i64 group = m.heads / m.kv_heads;
-  const bool few = p.rows * m.heads <= 4 * QUERIES * m.threads;  // small pieces, so that all threads have some
-  const i64 queries = few ? 16 : QUERIES;
-  for (i64 s = 0; s < p.segments; s++) {
-    const Segment& seg = p.segment[s];
-    bool chain = true;
-    for (i64 j = 0; j < seg.nodes; j++)
-      chain &= (uint64_t)p.word[seg.start + seg.given + j] == (j == 63 ? ~0ull : (1ull << (j + 1)) - 1);
-    b.chain.push_back(chain);
-  }
-  i64 window = 0;  // the widest; 0: some layer sees everything
-  for (i64 i = p.first; i < p.last; i++) {
-    if (!m.layer[i].window) { window = 0; break; }
-    window = std::max(window, m.layer[i].window);
-  }
+  b.pieces.clear();
   for (i64 head = 0; head < m.kv_heads; head++)
     for (i64 s = 0; s < p.segments; s++) {
       const Segment& seg = p.segment[s];
@@ -274,6 +250,39 @@ static void plan(const Model& m, const Pass& p, Buffers& b) {
         }
       }
     }
+}
+
+// Does no thread have more than an eighth too much?
+static bool even(const Buffers& b, i64 threads) {
+  i64 total = 0, most = 0;
+  for (const Piece& piece : b.pieces) total += piece.work;
+  for (i64 me = 0; me < threads; me++) {
+    const Pieces mine(b.pieces, me, threads);
+    i64 work = 0;
+    for (i64 i = mine.first; i < mine.last; i++) work += b.pieces[i].work;
+    most = std::max(most, work);
+  }
+  return most * threads * 8 <= total * 9;
+}
+
+// Pieces by head, as `linear` shares out its columns and `rope` its rows: a thread then finds most in its own cache. As large
+// as leaves the threads about the same work, as each piece reads its keys and values again
+static void plan(const Model& m, const Pass& p, Buffers& b) {
+  for (i64 s = 0; s < p.segments; s++) {
+    const Segment& seg = p.segment[s];
+    bool chain = true;
+    for (i64 j = 0; j < seg.nodes; j++)
+      chain &= (uint64_t)p.word[seg.start + seg.given + j] == (j == 63 ? ~0ull : (1ull << (j + 1)) - 1);
+    b.chain.push_back(chain);
+  }
+  i64 window = 0;  // the widest; 0: some layer sees everything
+  for (i64 i = p.first; i < p.last; i++) {
+    if (!m.layer[i].window) { window = 0; break; }
+    window = std::max(window, m.layer[i].window);
+  }
+  const bool few = p.rows * m.heads <= 4 * QUERIES * m.threads;
+  i64 queries = QUERIES;
+  for (cut(m, p, b, window, queries, few); few && queries > 16 && !even(b, m.threads);) cut(m, p, b, window, queries /= 2, few);
 }
 
 static void forward(const Model& m, const Pass& p) {

@@ -24,6 +24,19 @@ struct Piece {
   bool part;
 };
 
+struct Pieces {  // those of thread `me` of `all`: a share of the work in their order
+  i64 first = 0, last = 0;
+  Pieces(const std::vector<Piece>& pieces, i64 me, i64 all) {
+    i64 before = 0, total = 0;
+    for (const Piece& piece : pieces) total += piece.work;
+    for (const Piece& piece : pieces) {
+      const i64 middle = before + piece.work / 2;
+      first += middle * all / total < me, last += middle * all / total <= me;
+      before += piece.work;
+    }
+  }
+};
+
 struct Buffers {
   float *x, *wide, *entry;  // entry: what the layers of a group read
   uint8_t* query;  // bfloat16 or float32
@@ -41,7 +54,7 @@ struct Buffers {
 };
 
 struct Scratch {  // of one thread
-  Room out, row, gathered, keys, values;
+  Room out, row, gathered, keys, values, wide, scores, shares;
 };
 
 struct Thread {
@@ -51,7 +64,7 @@ struct Thread {
   const i64 me = omp_get_thread_num(), all = omp_get_num_threads();
   Scratch& s;
   Tiles tiles{};
-  i64 mine[2] = {0, 0};  // pieces of attention
+  const Pieces mine{b.pieces, me, all};
   std::chrono::steady_clock::time_point since = std::chrono::steady_clock::now();
 
   Thread(const Model& m, const Pass& p, Buffers& b) : m(m), p(p), b(b), s(own()) {

@@ -62,6 +62,32 @@ static inline __attribute__((always_inline)) void column(__m512i (*c)[2], int wh
   for (int r = 0; r < ROWS; r++) EVERY c[r][which].p[i] = sums[r][i];
 }
 
+// y [ROWS][16] = x [ROWS][depth] times w [depth][16], added to y if ADD: the sums of `column`, of weights that are float32 already
+template <int ROWS, bool ADD>
+static inline __attribute__((always_inline)) void sixteen(const float* x, i64 stride, const float* w, i64 depth, float* y, i64 y_stride) {
+  Floats sums[ROWS][PARTS];
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++) EVERY sums[r][i] = ADD ? (Floats)((const Loose*)(y + r * y_stride))[i] : Floats{};
+#pragma GCC unroll 2
+  for (i64 k = 0; k < depth; k++, w += 16) {
+    Floats of[PARTS];
+    EVERY of[i] = ((const Floats*)w)[i];
+#pragma GCC unroll 6
+    for (int r = 0; r < ROWS; r++) {
+      const Floats a = (Floats)broadcast((const uint8_t*)(x + r * stride + k));
+      EVERY sums[r][i] = fused(a, of[i], sums[r][i]);
+    }
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < ROWS; r++) EVERY ((Loose*)(y + r * y_stride))[i] = (Words)sums[r][i];
+}
+
+// Sixteen words of two bfloat16: the first of each to a line of float32, the second to the next
+static inline void widened(const bf16* from, float* to) {
+  const I words = load<I>(from);
+  store(to, left(words, 16)), store(to + 16, both(words, set(-65536)));
+}
+
 }  // namespace narrow
 
 template <Left LEFT, int ROWS, int WORDS>

@@ -57,7 +57,6 @@ struct FeatureWorker : Worker {
   }
 
   void run() {
-    divide();
     enter();
     attended(0, m.layer[0]);
     feed(0, m.layer[0], false);
