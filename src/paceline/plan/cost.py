@@ -50,11 +50,11 @@ class Terms:
     def scaled(self, factor: float) -> "Terms":
         return Terms({k: factor * w for k, w in self.weights.items()})
 
-    def learn(self, x: Features, ratio: float) -> None:
+    def learn(self, x: Features, ratio: float, rate: float = RATE) -> None:
         """A step took `ratio` times what was predicted: each term moves by its share in the prediction."""
         total = self.predict(x) or FLOOR
         for k, v in x.items():
-            self.weights[k] *= 1.0 + RATE * (ratio - 1.0) * self.weights[k] * v / total
+            self.weights[k] *= 1.0 + rate * (ratio - 1.0) * self.weights[k] * v / total
 
     def fit(self, samples: Sequence[tuple[Features, float]], power: int = 2, rounds: int = 300) -> None:
         """Least squares by multiplicative updates (Lee and Seung 2001), which keep the sign: of the error relative to
@@ -272,8 +272,9 @@ class StepTimes:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
         strange = {part.drafter for part in parts} - self.drafts.keys()
+        prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
         for part in parts:
-            if part.nodes:
+            if part.nodes and not prompts:
                 self.drafter(part.drafter)
                 self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
         nodes = judged(parts)
@@ -287,7 +288,7 @@ class StepTimes:
         else:
             self._passed(work, times.target, target)
         for part, draft in zip(parts, drafts):
-            if part.drafter in times.drafts and part.drafter in self.drafts:
+            if part.drafter in times.drafts and part.drafter in self.drafts and not prompts:
                 ratio = times.drafts[part.drafter] / max(draft, FLOOR)
                 young = self.measured and part.nodes and self.served[part.drafter] <= FIRST
                 if young and (ratio < 1.0 / OFF or (ratio > OFF and part.drafter in strange)):
@@ -304,20 +305,23 @@ class StepTimes:
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
-        """A pass of the target took `seconds`. Without drafts it tells the machine's speed; with them, whether that
-        number of rows is priced well."""
-        ratio = seconds / max(expected, FLOOR)
-        if ratio >= 1.0 / OFF or work.rows == work.requests:
-            ratio = min(OFF, ratio)
-            faster = max(ratio, FLOOR) if ratio < 1.0 / OFF else 1.0 + DRIFT * (ratio - 1.0)
+        """A pass of the target took `seconds`. A plain one tells the machine's speed; with further rows it tells
+        whether that number of them is priced well. After a busy start the first that is too fast tells the speed."""
+        ratio = min(OFF, seconds / max(expected, FLOOR))
+        if work.rows == work.requests or ratio < 1.0 / OFF < self.doubt / OFF:
+            faster = max(ratio, 1.0 / self.doubt) if ratio < 1.0 / OFF else 1.0 + DRIFT * (ratio - 1.0)
+            if work.rows == work.requests and ratio < 1.0 / OFF:
+                faster = ratio
             self.speed *= faster
-            for name in self.drafts.keys() - self.served.keys():
+            for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
             self.doubt = max(1.0, self.doubt * faster)
-            self.target.learn(_features(work), ratio / faster)
-        else:
+            ratio /= faster
+        if ratio < 1.0 / OFF:
             for k in hats(work.rows):
                 self.target.weights[k] *= ratio
+        else:
+            self.target.learn(_features(work), ratio, RATE if work.rows == work.requests else DRIFT)
         self._in_order(work.rows)
 
     def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:

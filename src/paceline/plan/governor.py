@@ -98,7 +98,8 @@ class Governor:
 
     def due(self) -> bool:
         """Is it time for a plain step, to see what one takes?"""
-        return self.unchecked >= (CHECK_PASSES if self.lost.get("", 0.0) < 0.0 else CHECK_PASSES // 3)
+        drafted = self.open.get("")
+        return drafted is not None and LOSS * drafted.seconds > self.pass_seconds(1, 0)
 
     def _book(self, key: str, lost: float, seconds: float) -> None:
         self.lost[key] = max(-self.credit, self.lost.get(key, 0.0) + lost - LOSS * seconds)
