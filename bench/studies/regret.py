@@ -28,6 +28,7 @@ from paceline.core.plan import Item, Work
 from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
+from paceline.plan.governor import fitting
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Setup
 from paceline.simulate.simulator import Simulator
@@ -143,6 +144,11 @@ class Machine:
         call, request, level, node = self.drafts[part.drafter]
         return call * max(1, part.passes) + request * part.requests + level * part.depth + node * part.nodes
 
+    def pace(self, now: float) -> float:
+        """How many times as long everything takes at this time, because of other programs."""
+        load = self.load[int(now / self.stretch) % len(self.load)] if self.load else 1.0
+        return load * (self.shift[1] if now > self.shift[0] else 1.0)
+
     def seconds(
         self, work: Work, parts: Sequence[Drafting], reads: int = 0, noisy: bool = True, now: float = 0.0
     ) -> Times:
@@ -151,10 +157,7 @@ class Machine:
         factor = math.exp(self.rng.gauss(0, spread)) if noisy else 1.0
         if noisy and self.rng.random() < self.spikes:  # another program runs for some time, however long the step is
             factor += self.rng.uniform(*self.wait) * one / target
-        if now > self.shift[0]:
-            factor *= self.shift[1]
-        if noisy and self.load:
-            factor *= self.load[int(now / self.stretch) % len(self.load)]
+        factor *= self.pace(now) if noisy else 1.0
         drafts = {p.drafter: factor * self.draft(p) for p in parts}
         if reads:
             drafts["model"] = drafts.get("model", 0.0) + factor * self.reading * reads
@@ -389,14 +392,32 @@ class OnMachine(Simulator):
         governor = getattr(twin.table.policy, "governor", None)
         if governor is not None:
             self.report["account"] = governor.saved
+            self.report["true"] = self.report.get("true", 0.0) + self._saved(governor.patience, results, *done, reads)
         return Outcome(results, advanced, *done, times)
+
+
+    def _saved(self, patience: float, results: Any, work: Work, parts: Sequence[Drafting], reads: int) -> float:
+        """Seconds that this step saves against plain decoding at the same pace, without noise."""
+        drawn = [len(result.tokens) for result in results if result.tokens]
+        if not drawn:
+            return 0.0
+        n, nodes = len(drawn), sum(part.nodes for part in parts)
+        context = round(work.context * n / work.requests)
+        alone = self.machine.seconds(Work(n, n, context, context, n), [], noisy=False)
+        passes = fitting(patience, alone.target)
+        one = alone.target + alone.rest / passes
+        took = self.machine.seconds(work, parts, reads, noisy=False).total
+        if work.passes == 1 and work.rows > n + nodes:  # with prompts
+            fewer = self.machine.seconds(replace(work, rows=work.rows - nodes), [], noisy=False).total
+            return self.machine.pace(self.now) * (fewer + (sum(drawn) - n) * one / n - took)
+        return self.machine.pace(self.now) * (sum(drawn) * one / n - took)
 
 
 def judge(world: World, fixed: bool) -> dict[str, Any]:
     plain, _ = world.run("none")
     auto, more = world.run("auto")
     took = sum(text.tokens for text in world.texts) / auto
-    more["wrong"] = more.get("account", 0.0) / took - (auto / plain - 1.0)
+    more["wrong"] = (more.get("account", 0.0) - more.get("true", 0.0)) / took
     row = {"name": world.name, "plain": plain, "auto": auto / plain, **more}
     if fixed:
         each = {name: world.run(name)[0] / plain for name in ARMS}

@@ -272,9 +272,10 @@ class StepTimes:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
         strange = {part.drafter for part in parts} - self.drafts.keys()
-        prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
-        for part in parts:
-            if part.nodes and not prompts:
+        if work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts):
+            self.latest = []  # its drafters have read prompts, too
+        for part in self.latest:
+            if part.nodes:
                 self.drafter(part.drafter)
                 self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
         nodes = judged(parts)
@@ -288,7 +289,7 @@ class StepTimes:
         else:
             self._passed(work, times.target, target)
         for part, draft in zip(parts, drafts):
-            if part.drafter in times.drafts and part.drafter in self.drafts and not prompts:
+            if part.drafter in times.drafts and part.drafter in self.drafts and self.latest:
                 ratio = times.drafts[part.drafter] / max(draft, FLOOR)
                 young = self.measured and part.nodes and self.served[part.drafter] <= FIRST
                 if young and (ratio < 1.0 / OFF or (ratio > OFF and part.drafter in strange)):
