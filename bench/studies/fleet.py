@@ -1,9 +1,10 @@
 """A simulated fleet on a recorded trace: who decides how, and what comes of it.
 
-    python bench/studies/fleet.py --trace azure2023_conv.csv [--part tail urgent cost decisions]
+    python bench/studies/fleet.py --trace azure2023_conv.csv [--part tail urgent cost decisions] [--cv 8]
 
 Each engine is the deciding half of a real one; what its steps take is a formula (`FleetShape`). Arrivals are the
-trace's own, with their bursts, in a shorter time (`--speed`); requests longer than `--longest` tokens are left out.
+trace's own, with their bursts, in a shorter time (`--speed`), or with `--cv` those of a gamma process of the same rate
+whose gaps have this coefficient of variation; requests longer than `--longest` tokens are left out.
 
 `tail`: times to a first token, by dispatch, with and without migration and with engines that die. `urgent`: each tenth
 request is of a higher priority; its whole time where that is known and where it is not. `cost`: seconds of engines
@@ -33,6 +34,8 @@ WAYS = {
 }
 PARTS = ("tail", "urgent", "cost", "decisions")
 SIZES = (16, 100, 1_000, 10_000)
+LOWEST, BAND = (5.0, 10.0, 20.0, 40.0), 50.0
+"""Mean freeness below which an engine comes, and what is above that until one goes."""
 BATCH = 1_000
 """Decisions of one timing."""
 
@@ -45,6 +48,18 @@ def jobs_of(path: Path, count: int, skip: int, speed: float, longest: int) -> li
     kept = [each for each in kept if each[1] + each[2] <= longest and each[1] and each[2] > 1][skip : skip + count]
     at = [datetime.fromisoformat(stamp[:26]).timestamp() for stamp, _, _ in kept]
     return [FleetJob((t - at[0]) / speed, prompt, output) for t, (_, prompt, output) in zip(at, kept)]
+
+
+def gamma(jobs: list[FleetJob], cv: float) -> list[FleetJob]:
+    """The same requests in the same time, with other gaps: their deviation is `cv` times their mean."""
+    rng, at, mean_gap = random.Random(0), 0.0, jobs[-1].at / (len(jobs) - 1)
+    gaps = [rng.gammavariate(1 / cv**2, mean_gap * cv**2) for _ in jobs[1:]]
+    scale = jobs[-1].at / sum(gaps)
+    out = [replace(jobs[0], at=0.0)]
+    for job, gap in zip(jobs[1:], gaps):
+        at += gap * scale
+        out.append(replace(job, at=at))
+    return out
 
 
 def p99(values: Iterable[float]) -> float:
@@ -90,17 +105,17 @@ def pressing(jobs: list[FleetJob], engines: int) -> None:
 
 
 def cost(jobs: list[FleetJob], engines: int) -> None:
-    """Both follow the same rule, by freeness; what differs is dispatch and migration."""
+    """Both follow the same rule, by freeness; what differs is dispatch and migration. They begin with half of the
+    engines. Give a trace that lasts long beside the start of an engine: `--speed 1 --requests 3000`."""
     print("| policy | add below, drain above (blocks a sample) | P99 first token | engine-seconds |\n|---|--:|--:|--:|")
     found: dict[str, list[tuple[float, float]]] = {}
     for name in ("least loaded (INFaaS)", "freeness and migration"):
-        for low in (12.0, 25.0, 50.0):
-            rule = ScaleRule(low, 4 * low, patience_s=5.0, most=2 * engines)
+        for low in LOWEST:
+            rule = ScaleRule(low, low + BAND, patience_s=5.0, most=engines)
             done = simulate_fleet(jobs, engines // 2, FleetShape(start_s=10.0), replace(WAYS[name], scale=rule))
             found.setdefault(name, []).append((p99(done.first.values()), done.engine_s))
-            print(
-                f"| {name} | {low:.0f}, {4 * low:.0f} | {found[name][-1][0]:.2f} s | {done.engine_s:.0f} |", flush=True
-            )
+            tail_s, seconds = found[name][-1]
+            print(f"| {name} | {low:.0f}, {low + BAND:.0f} | {tail_s:.2f} s | {seconds:.0f} |", flush=True)
     for at, spent in found["least loaded (INFaaS)"]:
         ours = [seconds for mine, seconds in found["freeness and migration"] if mine <= at]
         says = f"{100 * (min(ours) / spent - 1):+.0f} %" if ours else "not reached"
@@ -143,11 +158,13 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=16)
     parser.add_argument("--speed", type=float, default=2.4)
     parser.add_argument("--longest", type=int, default=6000)
+    parser.add_argument("--cv", type=float, help="gamma arrivals in place of the trace's")
     args = parser.parse_args()
     if {*args.part} - {"decisions"}:
         if args.trace is None:
             parser.error("--trace is needed")
         jobs = jobs_of(args.trace, args.requests, args.skip, args.speed, args.longest)
+        jobs = jobs if args.cv is None else gamma(jobs, args.cv)
         print(f"{args.trace.stem}: {len(jobs)} requests in {jobs[-1].at:.0f} s on {args.engines} engines", flush=True)
     for part in args.part:
         print(f"\n{part}")

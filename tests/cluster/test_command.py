@@ -49,13 +49,37 @@ def test_their_number_stays_unless_a_largest_one_is_given(began: list[Any]) -> N
     assert address is None and count == 2 and engines.rule is None
 
 
-def test_the_environment_and_the_file_say_it_too(
-    began: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("PACELINE_CLUSTER", "true")
-    (tmp_path / "a.toml").write_text("engines = 4\nport = 0\n")
-    assert said("serve", "--config", str(tmp_path / "a.toml"))[0] == 7
-    assert began[2] == 4
+@pytest.mark.parametrize("form", ["flag", "variable", "file"])
+@pytest.mark.parametrize(
+    ("name", "flag", "given", "means"),
+    [
+        ("engines", "--engines", "4", 4),
+        ("max_engines", "--max-engines", "6", 6),
+        ("ray_address", "--address", "here:6379", "here:6379"),
+        ("engine_cpus", "--engine-cpus", "0.5", 0.5),
+    ],
+)
+def test_each_option_has_three_forms(
+    form: str, name: str, flag: str, given: str, means: Any,
+    began: list[Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path,
+) -> None:  # fmt: skip
+    words = ["serve", "--port", "0"]
+    match form:
+        case "flag":
+            words += ["--cluster", flag, given]
+        case "variable":
+            monkeypatch.setenv("PACELINE_CLUSTER", "true")
+            monkeypatch.setenv(f"PACELINE_{name.upper()}", given)
+        case "file":
+            value = f'"{given}"' if isinstance(means, str) else given
+            (tmp_path / "a.toml").write_text(f"cluster = true\n{name} = {value}\n")
+            words += ["--config", str(tmp_path / "a.toml")]
+    code, text = said(*words)
+    assert code == 7, text
+    address, engines, count, _, settings = began
+    assert getattr(settings, name) == means
+    assert (address, count) == (settings.ray_address, settings.engines)
+    assert (engines.rule is not None) == (name == "max_engines")
 
 
 @pytest.mark.parametrize(
@@ -67,7 +91,7 @@ def test_the_environment_and_the_file_say_it_too(
         (("cluster", "up", "--engines", "3", "--max-engines", "2"), "max_engines is 2, but it must be"),
         (("serve", "--cluster", "--models", "a.toml"), "A cluster does not serve models"),
         (("serve", "--cluster", "--datastore", "a"), "A cluster does not serve datastore"),
-        (("serve", "--cluster", "--lora", "a=b"), "A cluster does not serve lora"),
+        (("serve", "--cluster", "--lora-root", "a"), "A cluster does not serve lora_root"),
         (("cluster", "up", "--small", "a"), "A cluster does not serve small"),
     ],
 )

@@ -14,6 +14,7 @@ from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import CapacityError, InputError, PacelineError
 from paceline.core.operations import Park, Resume
 from paceline.draft import DRAFTERS
+from paceline.engine import adapters
 from paceline.engine.adapters import Adapters
 from paceline.model import lora
 from paceline.model.adapters import AdaptedRows
@@ -207,6 +208,9 @@ def test_names_are_replaced_unloaded_and_kept_apart(models: Callable[[str], dict
         first, second = (texts(llm, replace(GREEDY, adapter=name))[0] for name in "ab")
         made.enter("a", at["b"], made.read(at["b"]), replace=True)
         assert texts(llm, replace(GREEDY, adapter="a"))[0] == second  # the blocks of the old version are not found
+        with pytest.MonkeyPatch.context() as patch, pytest.raises(CapacityError, match="which is the most"):
+            patch.setattr(adapters, "MOST_ADAPTER_NAMES", len(made.named))
+            made.check_name("one more", False)
         with pytest.raises(InputError, match="loaded already"):
             made.enter("a", at["a"], made.read(at["a"]))
         [running] = llm.engine.submit(PROMPT, replace(GREEDY, adapter="a").resolve({}))

@@ -1,6 +1,7 @@
 """An adapter's own draft, an adapter of the draft model or a head, drafts for it alone and changes no text."""
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -242,6 +243,15 @@ def short_head(at: dict[str, Path], tmp: Path) -> Path:
     return tmp / "head"
 
 
+def with_holes(file: str) -> Callable[[dict[str, Path], Path], Path]:
+    def make(at: dict[str, Path], tmp: Path) -> Path:
+        KINDS["medusa"].save(tmp / "head")
+        os.truncate(tmp / "head" / file, 1 << 36)
+        return tmp / "head"
+
+    return make
+
+
 BAD: dict[str, tuple[str, Callable[[dict[str, Path], Path], Path], str]] = {
     "a model": ("base", lambda at, tmp: at["base"], "is a model"),
     "no draft model": ("", lambda at, tmp: at["b"], "no draft model here"),
@@ -250,6 +260,8 @@ BAD: dict[str, tuple[str, Callable[[dict[str, Path], Path], Path], str]] = {
     "a head of embeddings": ("ppd", prompt_tokens, "lends the model embeddings"),
     "a head with K/V": ("hydra++", saved_head("hydra++"), "keeps K/V"),
     "a shorter head": ("medusa", short_head, "train it alike"),
+    "a head of holes": ("medusa", with_holes("model.safetensors"), "another kind of head"),
+    "a config of holes": ("medusa", with_holes("config.json"), "too large for a config"),
     "of another model": ("base", of_another_width, "another model"),
     "nothing": ("base", lambda at, tmp: tmp / "absent", "no adapter_config.json"),
 }

@@ -27,7 +27,7 @@ def test_an_engine_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
         for _ in range(3):
             llm.generate("Tom has 3 apples.", LONG)
     [line] = lines(caplog)
-    assert "found nothing to guess" in line and line.endswith("(told once).")
+    assert "found nothing to guess" in line and line.endswith("(said once).")
 
 
 def test_the_command_says_it(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -68,7 +68,7 @@ FORMATS = """
 - **What is quantised already keeps its own bits** where the native decoder computes the model and the dtype is
   bfloat16: types of 4 to 8 bits lie in memory in as many bits as in the file or up to 3 % more, IQ4 and MXFP4 by
   their tables; Q3_K takes 4.6 bits, Q2_K is rounded to 8.5, the few matrices that are stored as floats to 8.5, and
-  activations are in 8 bits. `paceline info` prints what a pass reads beside what the file holds.
+  activations are in 8 bits. `paceline info` prints what a pass reads and what the file holds.
   `--quantize none` widens all to the dtype, `--quantize int8` quantizes again; `paceline info` says what is done.
 - Packed weights of models above 64 MB are kept under `$PACELINE_CACHE/packed` (default `~/.cache/paceline/packed`)
   for a quick start the next time: `--no-weights-cache` leaves that out, `paceline pack` does it beforehand, `paceline
@@ -104,7 +104,7 @@ def departures(family: Family) -> str:
         "short convolutions with a state": family.conv,
         "Mamba-2 with a state": family.mamba,
         "the gated delta rule with a state": family.delta,
-        "attention beside it": family.multiplied,
+        "attention next to it": family.multiplied,
         "no feed-forward": family.feedless,
         "feed-forward layers of their own": family.apart,
         "gated attention": family.gated_attention,

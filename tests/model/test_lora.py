@@ -9,7 +9,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM
-from paceline.core.errors import InputError, PacelineError
+from paceline.core.errors import MAX_MESSAGE_CHARS, CheckpointError, InputError, PacelineError
+from paceline.model import lora
 from paceline.model.checkpoint import read_config
 from paceline.model.lora import read_lora
 from tests.lora import add, change, configure, make_adapter, shallow
@@ -149,6 +150,49 @@ def test_a_pattern_that_may_take_long_is_refused(base: Path, tmp_path: Path, pat
         read_lora(path, read_config(base))
 
 
+SLOW_ENTRY = "[a-z.]*[a-z.]*{}!"
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"rank_pattern": {f"q_proj{i}": 4 for i in range(20_000)}}, "at most 1,024"),
+        ({"alpha_pattern": {SLOW_ENTRY.format(i): 4 for i in range(33)}}, "at most 32 entries"),
+        ({"rank_pattern": {"[a.]*[a.]*[a.]*!": 4}}, "2 times at most"),
+        ({"modules_to_save": ["x" * 900_000]}, "replaces whole modules"),
+        ({"x" * 900_000: 1}, "which is not served"),
+        ({"target_modules": ["q_proj", *map(str, range(60_000))]}, "for modules '0'"),
+    ],
+    ids=["patterns", "repeating", "repeats", "text", "key", "targets"],
+)
+def test_a_config_of_any_size_is_refused_soon_and_briefly(
+    base: Path, tmp_path: Path, config: dict[str, Any], words: str
+) -> None:
+    path = make_adapter(tmp_path / "x", base)
+    configure(path, **config)
+    with pytest.raises(PacelineError, match=words) as caught:
+        read_lora(path, read_config(base))
+    assert len(str(caught.value)) <= MAX_MESSAGE_CHARS
+
+
+def test_patterns_are_tried_on_the_models_own_names_alone(
+    base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Names of a file are as long as it likes; a list of names and of layers is looked up, not walked."""
+    spec, path = read_config(base), make_adapter(tmp_path / "x", base)
+    many = ["q_proj", "v_proj", *(f"other{i}" for i in range(1000))]
+    configure(path, exclude_modules=many[2:], alpha_pattern={SLOW_ENTRY.format("q_proj"): 4})
+    assert read_lora(path, spec).digest
+    asked: list[str] = []
+    monkeypatch.setattr(lora, "by_pattern", lambda config, key, module, default: asked.append(module) or default)
+    whole = path / "adapter_model.safetensors"
+    tensors = {name.replace("q_proj", "a." * 90): it for name, it in load_file(whole).items()}
+    save_file(tensors, whole)
+    with pytest.raises(PacelineError, match="which no linear layer"):
+        read_lora(path, spec)
+    assert asked and not any("a.a." in name for name in asked)
+
+
 def test_pickled_factors_are_the_same_adapter_and_nothing_runs(base: Path, tmp_path: Path) -> None:
     spec = read_config(base)
     path = make_adapter(tmp_path / "x", base)
@@ -181,3 +225,10 @@ def test_routed_experts_may_be_left_out(tmp_path: Path, family: str) -> None:
     save_file({name: it for name, it in rest.items() if ".layers.0.self_attn.q_proj" not in name}, file)
     with pytest.raises(PacelineError, match="lacks the factors"):
         read_lora(path, spec)
+
+
+def test_a_file_that_ends_like_an_archive_is_what_it_begins_with(base: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.gguf"
+    path.write_bytes(b"GGUF" + bytes(500) + b"PK\5\6" + b"\xff" * 18)
+    with pytest.raises(CheckpointError):
+        read_lora(path, read_config(base))

@@ -1,5 +1,6 @@
 """Adapters over HTTP: named as a model, listed, loaded below a root, unloaded."""
 
+import asyncio
 import random
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,8 @@ import pytest
 
 from paceline import AsyncLLM
 from paceline.engine.pair import DEMO as DEMO_AT
+from paceline.serve import lora
+from paceline.serve.errors import ApiError
 from paceline.serve.settings import Settings
 from tests.lora import make_adapter
 from tests.serve.conftest import DEMO, running
@@ -138,14 +141,68 @@ def test_without_a_root_nothing_is_loaded(tmp_path: Path) -> None:
     llm.close()
 
 
-def post(address: str, path: str, body: dict[str, object] | None, method: str = "POST") -> tuple[int, str]:
+def test_a_key_changes_only_what_it_has_loaded(tmp_path: Path) -> None:
+    """Where keys are kept apart; the operator's adapters are nobody's, and directories are not shown."""
+    root = tmp_path / "root"
+    made = {name: make_adapter(root / name, DEMO_AT / "target", seed) for seed, name in enumerate("ab")}
+    keys = ("key-one-01", "key-two-02")
+    llm = AsyncLLM(**DEMO, drafter="none", lora={"a": made["a"]})
+    with running(llm, Settings(lora_root=root, api_keys=keys)) as address:
+
+        def said(key: str, path: str, **body: object) -> tuple[int, str]:
+            headers = {"Authorization": f"Bearer {key}"}
+            return post(address, path, body or None, "POST" if body else "GET", headers)
+
+        load, unload, one, two = "/v1/load_lora_adapter", "/v1/unload_lora_adapter", *keys
+        assert said(one, load, lora_name="b", lora_path="b")[0] == 200
+        for key, name in ((two, "b"), (one, "a"), (two, "a")):
+            for status, text in (
+                said(key, unload, lora_name=name), said(key, load, lora_name=name, lora_path="a", load_inplace=True)
+            ):  # fmt: skip
+                assert status == 403 and "not loaded with this API key" in text
+        assert said(two, "/v1/completions", model="b", prompt="x", max_tokens=1)[0] == 200
+        assert str(root) not in said(two, "/v1/models")[1] and '"root":"b"' in said(two, "/v1/models")[1]
+        assert said(one, load, lora_name="b", lora_path="a", load_inplace=True)[0] == 200
+        assert said(one, unload, lora_name="b")[0] == 200
+        assert said(two, load, lora_name="b", lora_path="b")[0] == 200, "a name that is free again"
+    llm.close()
+
+
+def test_a_turn_ends_with_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that does not answer keeps its turn: what waits is refused after a while, and no thread is added."""
+    monkeypatch.setattr(lora, "LORA_READ_S", 0.05)
+    entered, leave = list[int](), threading.Event()
+
+    class Turn:
+        lora_turn = asyncio.Lock()
+
+    def read() -> None:
+        entered.append(1)
+        leave.wait(20)
+
+    async def refused() -> None:
+        for _ in range(3):
+            with pytest.raises(ApiError, match="does not answer"):
+                await lora.in_turn(Turn(), read)  # type: ignore[arg-type]
+        leave.set()
+        monkeypatch.setattr(lora, "LORA_READ_S", 20.0)
+        await lora.in_turn(Turn(), read)  # type: ignore[arg-type]
+
+    asyncio.run(refused())
+    assert len(entered) == 2
+
+
+def post(
+    address: str, path: str, body: dict[str, object] | None, method: str = "POST", headers: dict[str, str] | None = None
+) -> tuple[int, str]:
     """(status, text)"""
     import json
     import urllib.request
     from urllib.error import HTTPError
 
     data = None if body is None else json.dumps(body).encode()
-    request = urllib.request.Request(address + path, data, {"Content-Type": "application/json"}, method=method)
+    given = {"Content-Type": "application/json", **(headers or {})}
+    request = urllib.request.Request(address + path, data, given, method=method)
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
             return answer.status, answer.read().decode()

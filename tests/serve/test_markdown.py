@@ -72,18 +72,20 @@ def test_the_dashboard_has_a_row_for_each_engine_of_a_cluster() -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("no Node on this machine")
-    engine = {"name": "engine-1", "draining": False, "running": 2, "waiting": 1, "kv": {"used": 5, "blocks": 10},
-              "freeness": 2.4, "generated": 7, "preemptions": 0}  # fmt: skip
+    engine = {"name": "engine-1", "draining": False, "silent": False, "running": 2, "waiting": 1,
+              "kv": {"used": 5, "blocks": 10}, "freeness": 2.4, "generated": 7, "preemptions": 0}  # fmt: skip
     leaving = {**engine, "name": "engine-2", "draining": True, "freeness": None}
-    stats = {"cluster": {"engines": [engine, leaving], "wanted": 2, "coming": 1, "lost": 3, "moved": 4}}
+    quiet = {**engine, "name": "engine-3", "silent": True}
+    stats = {"cluster": {"engines": [engine, leaving, quiet], "wanted": 2, "coming": 1, "lost": 3, "moved": 4}}
     program = FLEET % "".join((PAGE / name).read_text() for name in ("base.js", "dashboard.js"))
     done = subprocess.run(
         [node, "-e", program], input=json.dumps(stats), capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 0, done.stderr[-500:]
-    plain, said, first, second = done.stdout.splitlines()
+    plain, said, first, second, third = done.stdout.splitlines()
     assert plain == "true" and said == "false 2 wanted · 1 starting · 3 lost so far · 4 requests moved"
     assert first == "engine-1|serving|2|1|50.0 %|2|7|0" and second == "engine-2|draining|2|1|50.0 %|\u2013|7|0"
+    assert third == "engine-3|silent|2|1|50.0 %|2|7|0"
 
 
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: text[:6])

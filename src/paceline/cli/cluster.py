@@ -92,8 +92,9 @@ def show(state: dict[str, Any]) -> None:
     """A line for each engine."""
     for each in state["engines"]:
         kv = each["kv"]
+        doing = "draining" if each["draining"] else "silent" if each["silent"] else "serving"
         typer.echo(
-            f"{each['name']:12} {'draining' if each['draining'] else 'serving':9} {each['running']} running, "
+            f"{each['name']:12} {doing:9} {each['running']} running, "
             f"{each['waiting']} waiting, K/V {kv['used']} of {kv['blocks']} blocks, {each['generated']} tokens"
         )
     typer.echo(f"{state['lost']} engines lost, {state['moved']} requests moved")

@@ -41,7 +41,7 @@ class ServingArgs(EngineArgs):
     ] = "auto"  # fmt: skip
 
 
-NOT_CLUSTERED = ("small", "lora", "zoo")
+NOT_CLUSTERED = ("small",)
 """Options of an engine that a cluster does not serve."""
 NOT_SHARED = ("models", "index", "datastore", "decision_log", "kv_events_config", "lora_root")
 """Settings of a server that a cluster does not serve."""
@@ -138,8 +138,8 @@ def publisher(settings: Settings) -> "KvEvents | None":
         return None
     if len(settings.keys()) > 1 and not settings.shared_cache and (where := config.open_to_all):
         raise InputError(
-            f"kv_events_config publishes the tokens of all keys' prompts to whoever reaches {where}, and several keys "
-            "are kept apart; bind it to loopback or ipc://, or give --shared-cache."
+            f"kv_events_config publishes the tokens of all keys' prompts to anyone who can reach {where}, but several "
+            "keys are kept apart; bind it to loopback or ipc://, or give --shared-cache."
         )
     return KvEvents(config)
 

@@ -1,8 +1,17 @@
 """Errors that a user can act on: what was wrong, what was expected, what to do."""
 
+MAX_MESSAGE_CHARS = 2000
+"""Longest message: what a file or a client wrote may be in it, and goes to logs and to other clients' answers."""
+
 
 class PacelineError(Exception):
-    """Base of every error that bad input or an impossible wish can cause. The message is one sentence."""
+    """Base of every error that bad input or an impossible wish can cause. The message is one sentence; a longer one
+    loses its middle."""
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        half = MAX_MESSAGE_CHARS // 2
+        return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:half]} ... {text[5 - half :]}"
 
 
 class InputError(PacelineError, ValueError):

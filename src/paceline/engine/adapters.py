@@ -30,6 +30,8 @@ from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
 log = logging.getLogger("paceline")
 MOST_ADAPTERS = 1000
 """Largest `max_loras`."""
+MOST_ADAPTER_NAMES = 10_000
+"""Most adapters that requests can name."""
 ADAPTER_PATIENCE_S = 2.0
 """Wait for room after which requests for adapters that are in memory wait, too, in the order of their arrival."""
 ADAPTER_KEY = "\x1flora:"
@@ -183,6 +185,10 @@ class Adapters:
         """InputError for a name that is none, or that is taken."""
         if not name or len(name) > 200 or not name.isprintable():
             raise InputError(f"{name[:40]!r} cannot be the name of an adapter; give a short text.")
+        if name not in self.named and len(self.named) >= MOST_ADAPTER_NAMES:
+            raise CapacityError(
+                f"{len(self.named):,} adapters have names here, which is the most; unload others first."
+            )
         if name in self.named and not replace:
             raise InputError(f"The adapter {name!r} is loaded already; unload it first, or load it in place.")
 
@@ -266,9 +272,12 @@ class Adapters:
             found.append(request)
         return found
 
-    def by_digest(self, digest: str, tenant: str) -> int:
-        """The slot of an adapter for a request that comes from elsewhere. InputError where it is not here."""
+    def by_digest(self, digest: str, tenant: str, name: str = "") -> int:
+        """The slot of an adapter for a request that comes from elsewhere. A chain of this name is put together where
+        nobody has named it here. InputError where it is not here."""
         found = next((each for each in self._all() if each.digest == digest), None)
+        if found is None and name not in self.named and self.serves(name) and self.chain(name).digest == digest:
+            found = self.named[name]
         if found is None:
             raise InputError(f"The parked request needs the adapter with digest {digest[:32]}; load it first.")
         try:

@@ -318,7 +318,9 @@ class Operations:
         try:
             self.session.check_prompt(request.prompt)
             if request.adapter:
-                request.adapter_slot = self.session.adapters.by_digest(request.adapter, request.params.tenant)
+                request.adapter_slot = self.session.adapters.by_digest(
+                    request.adapter, request.params.tenant, request.params.adapter
+                )
             self.session.admit([request])
             self.session.retell(request, parked.text)
         except BaseException as error:

@@ -52,7 +52,7 @@ class StepOptions:
     prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True
     eviction: Annotated[
         str,
-        _serving("Which cached prefix to forget when room is needed: told (what clients say comes back stays while "
+        _serving("Which cached prefix to forget when room is needed: 'told' (what clients say comes back stays while "
                  "that pays), lru, det, mark0, mark_predict or shadow."),
     ] = "told"  # fmt: skip
     kv_disk: Annotated[

@@ -11,13 +11,18 @@ from pathlib import Path
 from typing import cast
 
 from paceline.core.component import DRAFT, TARGET, Component, keeps_rows
-from paceline.core.errors import RefusalError
+from paceline.core.errors import CheckpointError, RefusalError
 from paceline.draft.companion import CONFIG
 from paceline.draft.head import HEADS, load_head, method_of
 from paceline.draft.ppd import PPD
 from paceline.engine.identity import identity_of
 from paceline.model.decoder import Decoder
 from paceline.model.lora import MAX_LORA_RANK, LoraWeights, read_lora
+from paceline.model.lora_config import MAX_LORA_CONFIG_BYTES
+
+HEAD_BYTES_RATIO = 16
+"""Most bytes of a head's files for each byte that the head of all takes in memory, where a number has half a byte or
+more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,8 @@ class OwnDrafts:
 
     def read(self, path: Path) -> LoraWeights | OwnHead:
         """From its directory or file. RefusalError or CheckpointError for what does not fit this engine."""
+        if (config := path / CONFIG).is_file() and (size := config.stat().st_size) > MAX_LORA_CONFIG_BYTES:
+            raise CheckpointError(f"{config} has {size:,} bytes, which is too large for a config; it is damaged.")
         method = method_of(path) if path.is_dir() else None
         if method is not None:
             return self._head(path, method)
@@ -81,6 +88,12 @@ class OwnDrafts:
             raise RefusalError(
                 f"The ppd head {path} lends the model embeddings, which is not served for one adapter; give it as the "
                 "draft of all (--draft)."
+            )
+        size = sum(file.stat().st_size for file in path.iterdir() if file.is_file())
+        if size > HEAD_BYTES_RATIO * base.weight_bytes + MAX_LORA_CONFIG_BYTES:
+            raise CheckpointError(
+                f"The head {path} has {size:,} bytes, but the head of all takes {base.weight_bytes:,}; it is another "
+                "kind of head, or damaged."
             )
         _, head = load_head(path, model.width, model.vocab_size, model.packing, len(model.spec.layers))
         if keeps_rows(base) or keeps_rows(head):

@@ -38,4 +38,4 @@ class Silence:
             reason = f"it was asked in {times} of them and found nothing to guess in these texts"
         else:
             reason = "it was given no rows to draft in" + (f" ({'; '.join(why)})" if why else "")
-        log.warning("Drafter %r has drafted nothing in %d passes: %s (told once).", drafter, passes, reason)
+        log.warning("Drafter %r has drafted nothing in %d passes: %s (said once).", drafter, passes, reason)

@@ -259,5 +259,5 @@ def merged_delta(chain: Chain, deltas: Mapping[str, LoraWeights]) -> LoraWeights
     if not modules:
         return None
     if len(paired) > 1:
-        raise RefusalError("A chain cannot have adapters of GGUF files beside those of PEFT's layout.")
+        raise RefusalError("A chain cannot have adapters of GGUF files next to those of PEFT's layout.")
     return LoraWeights(modules, sha256(repr(names).encode()).hexdigest()[:32], most, *paired)

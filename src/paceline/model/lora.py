@@ -20,8 +20,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.model.families import FAMILIES
-from paceline.model.family import Names
-from paceline.model.lora_config import by_pattern, layer_of, left_out, names_all, read_lora_config
+from paceline.model.lora_config import by_pattern, layer_of, left_out, names_all, read_lora_config, tails
 from paceline.model.lora_files import check_size, read_lora_tensors
 from paceline.model.lora_places import LoraPlace, lora_places
 from paceline.model.spec import ModelSpec
@@ -85,9 +84,8 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
         check_size(path, values, factors)
         return checked(read_gguf_lora(path, spec), path, spec, max_rank)
     config = read_lora_config(path)
-    names = FAMILIES[spec.family].names
     tensors = read_lora_tensors(path, values, factors)
-    weights = checked(_assembled(path, config, tensors, names, shapes), path, spec, max_rank)
+    weights = checked(_assembled(path, config, tensors, spec, shapes), path, spec, max_rank)
     _check_complete(path, config, weights, spec)
     for module in weights.modules:
         if (key := left_out(config, module)) is not None:  # PEFT would compute without them
@@ -115,8 +113,16 @@ def _check_shape(path: Path, module: str, down: Tensor, up: Tensor, shape: tuple
         )
 
 
+def _unknown(path: Path, module: str, spec: ModelSpec) -> RefusalError:
+    """Error of a module that the model does not have."""
+    return RefusalError(
+        f"The adapter {path} changes {module}, which no linear layer of this {spec.family} model is called; it is of "
+        "another model, or changes embeddings or head, which is not served."
+    )
+
+
 def _assembled(
-    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], names: Names,
+    path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: ModelSpec,
     shapes: Mapping[str, tuple[int, int]],
 ) -> LoraWeights:  # fmt: skip
     parts: dict[str, dict[str, Tensor]] = {}
@@ -135,7 +141,7 @@ def _assembled(
             )
         parts[match[1]][match[2]] = tensor
     digest, modules = hashlib.sha256(), dict[str, LoraPair]()
-    if names.layer.startswith("backbone."):  # as checkpoints call it, and transformers may not
+    if FAMILIES[spec.family].names.layer.startswith("backbone."):  # as checkpoints call it, and transformers may not
         parts = {re.sub(r"^model\.(?=layers\.)", "backbone.", module): pair for module, pair in parts.items()}
     for module, pair in sorted(parts.items()):
         if len(pair) < 2:
@@ -143,14 +149,15 @@ def _assembled(
         down, up = pair["A"], pair["B"]
         if down.dim() != 2 or up.dim() != 2:
             raise RefusalError(f"The adapter {path} changes {module}, which is no linear layer; merge it.")
+        if module not in shapes:  # patterns are tried on the model's own names alone
+            raise _unknown(path, module, spec)
         rank = by_pattern(config, "rank_pattern", module, config["r"])
         if len(down) != rank or up.shape[1] != rank or not rank:
             raise CheckpointError(
                 f"The adapter {path} has factors {list(down.shape)} and {list(up.shape)} of {module}, but its config "
                 f"says rank {rank:g}; both must be the same number above 0."
             )
-        if module in shapes:  # another is refused by its name
-            _check_shape(path, module, down, up, shapes[module])
+        _check_shape(path, module, down, up, shapes[module])
         alpha = by_pattern(config, "alpha_pattern", module, config["lora_alpha"])
         scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
         digest.update(f"{module}\0{scale!r}\0{list(down.shape)}{list(up.shape)}".encode())
@@ -169,12 +176,13 @@ def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights,
     places = [(kind_of(place), name) for place in lora_places(spec, False, False) for name in place.modules]
     kinds = {"", *(kind for kind, name in places if name in weights.modules)}
     targets, names = config["target_modules"], [name for kind, name in places if kind in kinds]
-    for target in targets if isinstance(targets, list) else ():
-        if not any(name == target or name.endswith(f".{target}") for _, name in places):
-            raise RefusalError(
-                f"The adapter {path} is for modules {target!r}, which no linear layer of this {spec.family} model is "
-                "called; it is of another model, or changes embeddings or head, which is not served."
-            )
+    if isinstance(targets, frozenset) and (
+        other := targets.difference(tail for _, name in places for tail in tails(name))
+    ):
+        raise RefusalError(
+            f"The adapter {path} is for modules {min(other)!r}, which no linear layer of this {spec.family} model is "
+            "called; it is of another model, or changes embeddings or head, which is not served."
+        )
     missing = [name for name in names if name not in weights.modules and left_out(config, name) is None]
     depth = 1 + max((layer_of(name) for name in weights.modules), default=-1)
     if missing and depth < len(spec.layers) and all(layer_of(name) >= depth for name in missing):
@@ -200,10 +208,7 @@ def checked(weights: LoraWeights, path: Path, spec: ModelSpec, max_rank: int = M
         raise InputError(f"The adapter {path} has rank {weights.rank}, but at most {max_rank} is served.")
     for name, (down, up) in weights.modules.items():
         if name not in shapes:
-            raise RefusalError(
-                f"The adapter {path} changes {name}, which no linear layer of this {spec.family} model is called; it "
-                "is of another model, or changes embeddings or head, which is not served."
-            )
+            raise _unknown(path, name, spec)
         _check_shape(path, name, down, up, shapes[name])
         if not (down.isfinite().all() and up.isfinite().all()):
             raise CheckpointError(f"The adapter {path} has numbers in {name} that are not finite.")

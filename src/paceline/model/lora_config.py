@@ -15,6 +15,11 @@ from paceline.core.errors import CheckpointError, RefusalError
 
 MAX_LORA_CONFIG_BYTES = 1 << 20
 MAX_LORA_PATTERN_CHARS, MAX_MODULE_NAME_CHARS = 400, 200
+MAX_LORA_PATTERNS, MAX_REPEATING_PATTERNS = 1024, 32
+"""Most entries of `rank_pattern` and of `alpha_pattern`, and how many of them may repeat a character."""
+MAX_ENTRY_REPEATS, MAX_WISH_REPEATS = 2, 4
+"""Most repeats in such an entry, and in the expression of `target_modules` or `exclude_modules`: to match a name of n
+characters takes a time that grows with n to this power."""
 SINGLE_CHARACTERS = ("LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY")
 """What of a regular expression stands for one character."""
 PLAIN_LORA_KEYS = frozenset({
@@ -31,7 +36,7 @@ KEPT_BASES = ("gaussian", "eva", "orthogonal", "mica", "true", "false")
 
 
 def read_lora_config(path: Path) -> dict[str, Any]:
-    """adapter_config.json. RefusalError for what is not computed here."""
+    """adapter_config.json, its lists of modules and of layers as sets. RefusalError for what is not computed here."""
     file = path / "adapter_config.json"
     try:
         if file.exists() and not file.is_file():
@@ -52,7 +57,10 @@ def read_lora_config(path: Path) -> dict[str, Any]:
         raise RefusalError(f"{path} is an adapter of type {str(kind)[:40]!r}, but LORA alone is served.")
     _refuse(path, config)
     _check_types(file, config)
-    return config
+    layers = config.get("layers_to_transform")
+    lists = {key: config.get(key) for key in ("target_modules", "exclude_modules")}
+    lists["layers_to_transform"] = [layers] if isinstance(layers, int) else layers
+    return config | {key: frozenset(value) for key, value in lists.items() if isinstance(value, list)}
 
 
 def _refuse(path: Path, config: Mapping[str, Any]) -> None:
@@ -101,6 +109,33 @@ def _check_types(file: Path, config: Mapping[str, Any]) -> None:
     layers = config.get("layers_to_transform")
     layers = layers if isinstance(layers, list) else [0 if layers is None else layers]
     expect("layers_to_transform", all(type(layer) is int for layer in layers), "a list of whole numbers")
+    for key in ("rank_pattern", "alpha_pattern"):
+        patterns = config.get(key) or {}
+        expect(key, isinstance(patterns, dict), "an object")
+        many = f"an object of at most {MAX_LORA_PATTERNS:,} entries"
+        expect(key, len(patterns) <= MAX_LORA_PATTERNS, many)
+        for pattern, value in patterns.items():
+            _check_entry(key, pattern, value)
+        repeating = sum(name_pattern(pattern, MAX_ENTRY_REPEATS)[1] > 0 for pattern in patterns)
+        expect(
+            key,
+            repeating <= MAX_REPEATING_PATTERNS,
+            f"at most {MAX_REPEATING_PATTERNS} entries that repeat characters",
+        )
+
+
+def _check_entry(key: str, pattern: str, value: object) -> None:
+    """CheckpointError for an entry of `rank_pattern` or `alpha_pattern` that is not served."""
+    try:
+        if not _number(value):
+            raise TypeError("it is no number")
+        float(value)  # type: ignore[arg-type]
+        name_pattern(pattern, MAX_ENTRY_REPEATS)
+    except (re.error, TypeError, ValueError, OverflowError, RecursionError):
+        raise CheckpointError(
+            f"adapter_config.json has {key} {pattern[:80]!r}: {str(value)[:40]!r}, which is none that is served: a "
+            f"pattern may repeat a single character, {MAX_ENTRY_REPEATS} times at most, and a value is a number."
+        ) from None
 
 
 def _number(value: object) -> bool:
@@ -108,28 +143,18 @@ def _number(value: object) -> bool:
 
 
 def by_pattern(config: Mapping[str, Any], key: str, module: str, default: float) -> float:
-    """Rank or alpha of a module by PEFT's rule: the first pattern that matches the end of its name."""
-    patterns = config.get(key) or {}
-    if not isinstance(patterns, dict):
-        raise CheckpointError(f"adapter_config.json has {key} {str(patterns)[:40]!r}, but an object is expected.")
-    for pattern, value in patterns.items():
-        try:
-            if not _number(value):
-                raise TypeError("it is no number")
-            if name_pattern(pattern).match(module[-MAX_MODULE_NAME_CHARS:]):
-                return float(value)
-        except (re.error, TypeError, ValueError, OverflowError, RecursionError):
-            raise CheckpointError(
-                f"adapter_config.json has {key} {pattern[:80]!r}: {str(value)[:40]!r}, which is none that is served: a "
-                "pattern may repeat single characters, four times, and a value is a number."
-            ) from None
+    """Rank or alpha of a module of the model by PEFT's rule: the first pattern that matches the end of its name."""
+    for pattern, value in (config.get(key) or {}).items():
+        if name_pattern(pattern, MAX_ENTRY_REPEATS)[0].match(module[-MAX_MODULE_NAME_CHARS:]):
+            return float(value)
     return default
 
 
 @lru_cache(4096)
-def name_pattern(pattern: str) -> "re.Pattern[str]":
-    """A pattern of module names, as PEFT reads it. ValueError for one that may take long, as (a+)+b does: only single
-    characters and sets of them may repeat, four times in all. re.error for one that is none."""
+def name_pattern(pattern: str, most: int) -> "tuple[re.Pattern[str], int]":
+    """A pattern of module names, as PEFT reads it, and how many characters it repeats. ValueError for one that may take
+    long, as (a+)+b does: only single characters and sets of them may repeat, at most `most` in all. re.error for one
+    that is none."""
     if len(pattern) > MAX_LORA_PATTERN_CHARS:
         raise ValueError("it is too long")
     made, repeats = re.compile(rf"(?:.*\.)?(?:{pattern})$"), 0
@@ -139,7 +164,7 @@ def name_pattern(pattern: str) -> "re.Pattern[str]":
         kind = str(name)
         if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
             repeats += 1
-            if repeats > 4 or len(value[2]) != 1 or str(value[2][0][0]) not in SINGLE_CHARACTERS:
+            if repeats > most or len(value[2]) != 1 or str(value[2][0][0]) not in SINGLE_CHARACTERS:
                 raise ValueError("it may take long")
         elif kind == "SUBPATTERN":
             parts += list(value[3])
@@ -147,14 +172,13 @@ def name_pattern(pattern: str) -> "re.Pattern[str]":
             parts += [each for branch in value[1] for each in branch]
         elif kind not in (*SINGLE_CHARACTERS, "AT"):
             raise ValueError("it may take long")
-    return made
+    return made, repeats
 
 
 def left_out(config: Mapping[str, Any], module: str) -> str | None:
-    """The key of a config by which PEFT leaves a module alone; None where none does, or where an expression may take
-    long to match."""
+    """The key of a config by which PEFT leaves a module of the model alone; None where none does, or where an
+    expression may take long to match."""
     layers, excluded = config.get("layers_to_transform"), config.get("exclude_modules")
-    layers = [layers] if isinstance(layers, int) else layers
     if config.get("target_modules") and _names(config["target_modules"], module) is False:
         return "target_modules"
     if excluded and _names(excluded, module):
@@ -170,15 +194,21 @@ def names_all(config: Mapping[str, Any]) -> bool:
 
 def _names(wish: object, module: str) -> bool | None:
     """Do names, or an expression, of a config mean this module? None for an expression that may take long to match."""
-    if isinstance(wish, list):
-        return any(module == name or module.endswith(f".{name}") for name in wish)
+    if isinstance(wish, frozenset):
+        return any(tail in wish for tail in tails(module))
     if wish == "all-linear":
         return True
     try:
-        name_pattern(str(wish))
+        name_pattern(str(wish), MAX_WISH_REPEATS)
         return re.fullmatch(str(wish), module[-MAX_MODULE_NAME_CHARS:]) is not None
     except (re.error, ValueError, OverflowError, RecursionError):
         return None
+
+
+def tails(module: str) -> list[str]:
+    """A module's name, and what is left of it after each dot."""
+    parts = module.split(".")
+    return [".".join(parts[first:]) for first in range(len(parts))]
 
 
 def layer_of(name: str) -> int:

@@ -17,11 +17,19 @@ WIDEST = 8
 
 def check_size(path: Path, values: int, parts: int) -> None:
     """CheckpointError for a file that is larger than `values` numbers in `parts` factors can be."""
-    most = HEADER_BYTES + parts * PART_BYTES + WIDEST * values
-    size = path.stat().st_size
+    _check_bytes(path, path.stat().st_size, values, parts)
+
+
+def check_unpacked(path: Path, values: int, parts: int) -> None:
+    """CheckpointError for a file of PyTorch's whose entries, which may be packed, are larger than that."""
+    check_size(path, values, parts)
     if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:  # its entries may be packed
-            size = max(size, sum(entry.file_size for entry in archive.infolist()))
+        with zipfile.ZipFile(path) as archive:
+            _check_bytes(path, sum(entry.file_size for entry in archive.infolist()), values, parts)
+
+
+def _check_bytes(path: Path, size: int, values: int, parts: int) -> None:
+    most = HEADER_BYTES + parts * PART_BYTES + WIDEST * values
     if size > most:
         raise CheckpointError(
             f"{path} has {size:,} bytes, but the largest adapter that this model takes has {most:,}; it is of another "
@@ -44,7 +52,7 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
                     raise CheckpointError(f"{whole} has more tensors than an adapter of this model has; it is damaged.")
             return dict(load_file(whole))
         if pickled.is_file():
-            check_size(pickled, values, parts)
+            check_unpacked(pickled, values, parts)
             return plain(pickled, torch.load(pickled, map_location="cpu", weights_only=True), parts)
     except CheckpointError:
         raise

@@ -129,7 +129,7 @@ def build(
     if encoder is None and not sparse:
         raise InputError("There is no encoder and no bm25s: give --encoder, or pip install 'paceline[rag]'.")
     if narrow and static:
-        raise InputError("narrow changes nothing beside static, which computes no layer; leave one of them out.")
+        raise InputError("narrow changes nothing of static, which computes no layer; leave one of them out.")
     if (narrow or static) and not isinstance(encoder, str | Path):
         raise InputError("narrow and static say how an encoder is read from a folder; give one with --encoder.")
     begun = (out / VECTORS_OF).is_file() or (out / "index.json").is_file()

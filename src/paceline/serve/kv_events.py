@@ -173,7 +173,7 @@ class KvEvents:
             raise InputError(f"kv_events_config: {address} cannot be used: {error}.") from error
         if config.open_to_all:
             log.warning(
-                "Whoever reaches %s can read the tokens of all prompts; no key is asked for.", config.open_to_all
+                "Anyone who can reach %s can read the tokens of all prompts, without a key.", config.open_to_all
             )
         self._thread = Thread(target=self._run, name="paceline-kv-events", daemon=True)
 
@@ -217,7 +217,7 @@ class KvEvents:
 
     def _put(self, event: BlockStored | BlockRemoved | AllBlocksCleared) -> None:
         if len(self._events) >= self.config.max_queue_size:
-            log.warning("K/V events come faster than they are published; subscribers are told the cache's state anew.")
+            log.warning("K/V events come faster than they are published; subscribers are sent all of it again.")
             self._events.clear()
             names = in_order(self._told)[: self.config.max_queue_size // 2]
             self._told = {name: self._told[name] for name in names}

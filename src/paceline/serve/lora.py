@@ -3,26 +3,29 @@
     POST /v1/load_lora_adapter      {"lora_name": NAME, "lora_path": DIR, "load_inplace": false, "draft_path": DIR}
     POST /v1/unload_lora_adapter    {"lora_name": NAME}
 
-An adapter that was unloaded or replaced stays until the requests that began with it have ended.
+An adapter that was unloaded or replaced stays until the requests that began with it have ended. Where API keys are kept
+apart, a key replaces and unloads only what it has loaded.
 """
 
 import asyncio
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
 from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
+from paceline.serve.pools import tenant_now
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
 from paceline.serve.wire import Wire
 
+Weights = TypeVar("Weights")
 router = APIRouter(route_class=JsonRoute)
 LORA_READ_S = 120.0
-"""Longest wait for an adapter's file."""
-LORA_TURN = asyncio.Semaphore(1)
-"""One adapter is loaded at a time: its file is in memory as a whole, and the engine makes no step while it enters."""
+"""Longest wait for an adapter's file, and for those that others load."""
 
 
 class LoadAdapterRequest(Wire):
@@ -49,12 +52,11 @@ async def load_lora_adapter(body: LoadAdapterRequest, host: Here) -> Response:
         raise ApiError(400, f"{body.lora_name[:100]!r} is the name of a model; give another.", param="lora_name")
     adapters, replace = server.adapters, bool(body.load_inplace)
     adapters.check_name(body.lora_name, replace)
-    try:
-        async with LORA_TURN:
-            weights = await asyncio.wait_for(asyncio.to_thread(lambda: adapters.read(path, draft)), LORA_READ_S)
-            await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
-    except TimeoutError:
-        raise ApiError(503, "The adapter's file does not answer; try again later.", code="disk_busy") from None
+    check_owner(server, body.lora_name)
+    weights = await in_turn(server, lambda: adapters.read(path, draft))
+    check_owner(server, body.lora_name)  # another key may have loaded one of this name meanwhile
+    await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
+    server.lora_tenants[body.lora_name] = tenant_now()
     return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
 
@@ -66,8 +68,32 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, host: Here) -> Respons
         raise off()
     if body.lora_name not in server.adapters.named:
         raise ApiError(404, f"There is no adapter {body.lora_name[:100]!r} here.", param="lora_name", code="not_found")
+    check_owner(server, body.lora_name)
     await server.llm.call(lambda: server.adapters.remove(body.lora_name))
+    server.lora_tenants.pop(body.lora_name, None)
     return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
+
+
+def check_owner(server: Server, name: str) -> None:
+    """ApiError where this key may not replace or unload the adapter of this name."""
+    tenant = tenant_now()
+    if tenant and name in server.adapters.named and server.lora_tenants.get(name) != tenant:
+        raise ApiError(
+            403, f"The adapter {name[:100]!r} was not loaded with this API key, which cannot replace or unload it.",
+            param="lora_name", code="forbidden",
+        )  # fmt: skip
+
+
+async def in_turn(server: Server, read: Callable[[], Weights]) -> Weights:
+    """Result of a call in a thread, when its turn has come; the turn ends with the thread, not with
+    the client."""
+    try:
+        await asyncio.wait_for(server.lora_turn.acquire(), LORA_READ_S)
+        reading = asyncio.create_task(asyncio.to_thread(read))
+        reading.add_done_callback(lambda done: server.lora_turn.release())
+        return await asyncio.wait_for(asyncio.shield(reading), LORA_READ_S)
+    except TimeoutError:
+        raise ApiError(503, "The adapter's file does not answer; try again later.", code="disk_busy") from None
 
 
 def allowed(server: Server, text: str, field: str = "lora_path") -> Path:

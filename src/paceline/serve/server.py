@@ -1,5 +1,6 @@
 """What every route needs: the engine of the request's model, the settings, and how the model is called."""
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
 from copy import copy
@@ -18,7 +19,7 @@ from paceline.engine.text import Text
 from paceline.engine.totals import Snapshot, Totals
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
-from paceline.serve.pools import Pools
+from paceline.serve.pools import Pools, tenant_now
 from paceline.serve.prompts import check_length, longest
 from paceline.serve.settings import Settings
 from paceline.serve.tokens import Tokens
@@ -97,6 +98,10 @@ class Server:
         self.pools = pools or Pools(settings.queue_limit, settings.parted)
         self.adapter = ""
         """Name of the adapter that this view of the server is for; empty: the model itself."""
+        self.lora_tenants = dict[str, str]()
+        """{adapter: tenant that loaded it over HTTP}"""
+        self.lora_turn = asyncio.Lock()
+        """One adapter is read at a time: its file is in memory as a whole."""
         self.text_bound = longest(self.text, self.tokens, settings.max_prompt_tokens or self.max_len)
 
     @property
@@ -146,8 +151,9 @@ class Server:
         return [*(self.card(name) for name in self.names), *self.adapter_cards(self.names[0])]
 
     def adapter_cards(self, parent: str) -> list[dict[str, Any]]:
-        """Entries of the adapters of a model that is served under this name."""
-        return [{**self.card(name), "root": at, "parent": parent} for name, at in self.adapters.places.items()]
+        """Entries of the adapters of a model that is served under this name. Tenants do not see where they lie."""
+        roots = {name: name if tenant_now() else at for name, at in self.adapters.places.items()}
+        return [{**self.card(name), "root": root, "parent": parent} for name, root in roots.items()]
 
     def card(self, name: str) -> dict[str, Any]:
         return {

@@ -96,7 +96,7 @@ class Leniency:
     def let_go(self, name: str, value: Any) -> None:
         if name not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(name)
-            log.warning("A request has the unknown parameter %r, which is ignored (told once).", name[:60])
+            log.warning("A request has the unknown parameter %r, which is ignored (said once).", name[:60])
 
 
 leniency = Leniency()

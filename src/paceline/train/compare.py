@@ -10,6 +10,7 @@ already is not done again.
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from statistics import median
 from time import monotonic, perf_counter
@@ -214,7 +215,7 @@ def compare(
     minutes = minutes_of(plan, monotonic() - begun)
     for candidate in plan.candidates:
         if not (plan.out / candidate.name / "config.json").is_file():
-            train(plan.training(candidate, minutes), lambda now, name=candidate.name: report(name, now), target)  # type: ignore[misc]
+            train(plan.training(candidate, minutes), partial(report, candidate.name), target)
     tests = {kind: prompts_in(plan, target, files) for kind, files in plan.tests.items()} or {"held out": samples}
     return list(rows(plan, target, tests, minutes))
 

@@ -124,6 +124,23 @@ def test_an_engine_dies_or_drains_at_each_moment_of_a_move(who: str, what: str, 
     assert (moved > 0) == (output == 60)
 
 
+def test_several_leave_at_the_end_of_one_step() -> None:
+    """None of them is in the next step, which begins once all have left."""
+    for at in range(12):
+        fleet = FleetRun([FleetJob(0.0, 40, 60)] * 4, 2, SHAPE, FleetPlan(migrates=False))
+
+        def begin(fleet: FleetRun = fleet) -> None:
+            for request in fleet.requests.values():
+                source = fleet.at[request.id]
+                [to] = [twin for twin in fleet.twins.values() if twin is not source]
+                FleetMove(fleet, request, source, to).go(Handover())
+
+        fleet.after(0.3 + 0.003 * at, begin)
+        fleet.run()
+        whole(fleet, 4)
+        assert fleet.outcome.moved == 4
+
+
 def test_one_dies_where_none_is_left() -> None:
     fleet = FleetRun(jobs(10, 3), 1, SHAPE, FleetPlan(deaths={0.3: 0, 0.4: 0, 0.5: 3}))
     fleet.run()

@@ -11,11 +11,12 @@ import pytest
 
 from paceline import AsyncLLM
 from paceline.cluster.live.engines import Engines
-from paceline.cluster.live.messages import EngineGoneError
+from paceline.cluster.live.freeness import ScaleRule
+from paceline.cluster.live.messages import EngineFacts, EngineGoneError
 from paceline.cluster.live.serve import application
 from paceline.engine.options import Options
 from paceline.serve.app import create_app
-from paceline.serve.settings import Settings
+from paceline.serve.settings import MOST_ENGINES, Settings
 from paceline.serve.stats import History
 from tests.cluster.live.links import DirectLink
 
@@ -147,3 +148,35 @@ async def test_keys_guard_the_words_too(engines: Engines) -> None:
         for path in ("scale", "drain", "renew"):
             assert (await many.post(f"/cluster/{path}", json={})).status_code == 401
         assert (await many.get("/cluster")).status_code == 401
+
+
+async def test_a_client_that_leaves_changes_nothing_about_what_it_asked_for(engines: Engines) -> None:
+    begun, go = asyncio.Event(), asyncio.Event()
+
+    class SlowStart(DirectLink):
+        async def facts(self) -> EngineFacts:
+            begun.set()
+            await go.wait()
+            return await super().facts()
+
+    engines.make = lambda name: SlowStart(name, OPTIONS)
+    async with client(application(engines, Options(**OPTIONS), SETTINGS)) as many:
+        asking = asyncio.create_task(many.post("/cluster/renew", json={}))
+        await begun.wait()
+        asking.cancel()
+        await asyncio.wait([asking])
+        go.set()
+        async with asyncio.timeout(60):
+            while {*engines.states} != {"engine-3", "engine-4"}:
+                await asyncio.sleep(0.01)
+        assert (await many.get("/cluster")).json()["wanted"] == 2
+
+
+async def test_what_a_wish_must_be_is_said(engines: Engines) -> None:
+    engines.rule = ScaleRule(fewest=2, most=3)
+    app = application(engines, Options(**OPTIONS), SETTINGS)
+    async with client(app) as many:
+        for count, says in ((0, f"1 to {MOST_ENGINES}"), (MOST_ENGINES + 1, f"1 to {MOST_ENGINES}"), (4, "at most 3")):
+            answer = await many.post("/cluster/scale", json={"engines": count})
+            assert answer.status_code == 400 and says in answer.text, answer.text
+        assert (await many.get("/cluster")).json()["wanted"] == 2

@@ -234,10 +234,12 @@ class FleetRun:
         self._go_on(twin)
 
     def _boundary(self, twin: FleetTwin) -> None:
-        """No step of it runs: call who waited for that."""
+        """No step of it runs: call who waited for that. None begins before all have been called."""
         waiting, twin.after_step = twin.after_step, []
+        twin.stepping = True
         for then in waiting:
             then()
+        twin.stepping = False
 
     def _go_on(self, twin: FleetTwin) -> None:
         """Something has changed on an engine: it leaves if it drains and is empty, else it is ranked and goes on."""

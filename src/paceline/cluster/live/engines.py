@@ -31,8 +31,14 @@ NO_LINK_S = 60.0
 """How long new requests wait while no engine takes any. Those that run wait as long as an engine may take to start."""
 ANSWER_S = 30.0
 """Time for an engine's sign of life; then it counts as dead."""
+SIGN_OF_LIFE_S = 1.0
+"""Time for an engine's sign of life; then decisions are made without it."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
+MOVES_AT_ONCE = 8
+"""Samples that leave a draining engine at once."""
+POLLING_S = 0.05
+"""Between two looks at what is waited for."""
 FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0
 """Wait before an engine is started in place of a dead one; doubled while they die at their start."""
 Make = Callable[[str], EngineLink]
@@ -47,6 +53,10 @@ class EngineState:
     snapshot: Snapshot
     facts: EngineFacts
     draining: bool = False
+    silent: bool = False
+    """It has given no sign of life for `SIGN_OF_LIFE_S`: decisions leave it out."""
+    look: "asyncio.Task[None] | None" = None
+    """The question for a sign of life that is under way."""
 
 
 class Engines:
@@ -68,7 +78,12 @@ class Engines:
         """Engines that are being started."""
         self._opening: dict[object, tuple[str, Sequence[Request]]] = {}
         """{opening: (engine, its samples)} of which the engine has not said yet that it took them in."""
+        self._arriving: dict[object, tuple[str, Request]] = {}
+        """{move: (its destination, the sample)}: blocks are reserved there."""
         self._scale = ScaleState()
+        self._failure: Exception | None = None
+        """Why the latest start failed."""
+        self._renewal: asyncio.Task[None] | None = None
         self._past = Totals()
         """Counters of the engines that are no more."""
         self._number = 0
@@ -88,9 +103,14 @@ class Engines:
         self.resized()
 
     @property
+    def serving(self) -> int:
+        """Engines that do not drain."""
+        return sum(not state.draining for state in self.states.values())
+
+    @property
     def lacking(self) -> int:
         """Engines that are wanted, neither there nor on their way; below 0: too many."""
-        return self.wanted - self.coming - sum(not state.draining for state in self.states.values())
+        return self.wanted - self.coming - self.serving
 
     async def _begin(self, spare: bool = False) -> None:
         """Start one. Raises EngineGoneError, and InputError for an engine of another model than the first. `spare`:
@@ -110,12 +130,18 @@ class Engines:
             first = self.facts if hasattr(self, "facts") else facts
             if facts.origin != first.origin or (facts.block_size, facts.max_len) != (first.block_size, first.max_len):
                 raise InputError(f"{link.name} has another model than the engines before it.")
+            if facts.adapters != first.adapters:
+                raise InputError(
+                    f"{link.name} has other adapters than the engines before it: their files have changed."
+                )
             self.facts = first
         except TimeoutError:
             link.kill()
-            raise EngineGoneError(f"{link.name} was not ready within {START_S:g} s") from None
-        except BaseException:
+            self._failure = EngineGoneError(f"{link.name} was not ready within {START_S:g} s")
+            raise self._failure from None
+        except BaseException as error:
             link.kill()
+            self._failure = error if isinstance(error, Exception) else self._failure
             raise
         if self._closed or (self.lacking < 0 and not spare):
             link.kill()
@@ -123,10 +149,21 @@ class Engines:
         self.states[link.name] = EngineState(link, snapshot, facts)
         self._change.set()
 
-    def _run(self, work: Coroutine[None, None, None]) -> None:
+    def _run(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _to_its_end(self, task: "asyncio.Task[None]") -> None:
+        """Wait for work, which goes on where who asked for it is cancelled: half of it would leave an engine that
+        drains and never goes."""
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if not task.done():
+                task.add_done_callback(_tell_failure)
+            raise
 
     def takes(self, link: EngineLink) -> bool:
         """Does it take requests?"""
@@ -134,18 +171,21 @@ class Engines:
         return state is not None and state.link is link and not state.draining
 
     def loads(self) -> list[EngineLoad]:
-        """By what this front has on each engine."""
-        size, on, opening = self.facts.block_size, dict[str, list[Request]](), set[int]()
-        for name, requests in self._opening.values():
-            on.setdefault(name, []).extend(requests)
+        """By what this front has on each engine. Those that are silent count as not alive, where others are there."""
+        size, on, opening = self.facts.block_size, dict[str, dict[int, Request]](), set[int]()
+        for name, requests in (*self._opening.values(), *((to, [one]) for to, one in self._arriving.values())):
+            on.setdefault(name, {}).update((id(each), each) for each in requests)
+        for _, requests in self._opening.values():
             opening.update(map(id, requests))
         for voyage in self.voyages.going:
             if id(voyage.request) not in opening:
-                on.setdefault(voyage.link.name, []).append(voyage.request)
-        return [
-            load_of(name, state.snapshot.blocks, size, on.get(name, ()), state.draining)
+                on.setdefault(voyage.link.name, {})[id(voyage.request)] = voyage.request
+        heard = any(not state.silent and not state.draining for state in self.states.values())
+        loads = [
+            load_of(name, state.snapshot.blocks, size, [*on.get(name, {}).values()], state.draining)
             for name, state in self.states.items()
         ]
+        return [replace(load, alive=not (heard and self.states[load.name].silent)) for load in loads]
 
     @contextmanager
     def expecting(self, link: EngineLink, requests: Sequence[Request]) -> Iterator[None]:
@@ -200,13 +240,23 @@ class Engines:
 
     async def scale(self, count: int) -> None:
         """Change the number of engines: new ones are ready, those that are too many drained, when this returns. Raises
-        what kept a new one from its start; the number is smaller by it then."""
+        what kept a new one from its start; the number is smaller by it then. It goes on where the caller is cancelled.
+        Where the number follows the load, it is at least this one from now on."""
         if count < 1:
             raise InputError(f"A cluster has at least 1 engine, not {count}.")
+        if self.rule is not None and count > self.rule.most:
+            raise InputError(
+                f"engines is {count}, but this cluster has at most {self.rule.most} (max_engines); "
+                f"ask for 1 to {self.rule.most}, or start it with more."
+            )
+        await self._to_its_end(self._run(self._scale_to(count, count)))
+
+    async def _scale_to(self, count: int, fewest: int | None = None) -> None:
         self.want(count)
+        self._at_least(fewest)
         more = [self._begin() for _ in range(self.lacking)]
         fewer = []
-        while sum(not state.draining for state in self.states.values()) > count:
+        while self.serving > count:
             name = spared(self.loads())
             assert name is not None
             self.states[name].draining = True
@@ -214,22 +264,47 @@ class Engines:
         ends = await asyncio.gather(*more, *fewer, return_exceptions=True)
         if failures := [end for end in ends if isinstance(end, BaseException)]:
             self.want(max(1, self.wanted - min(len(failures), max(0, self.lacking))))  # others may have asked, too
+            self._at_least(None)
             raise failures[0]
+        await self._there(count)
+
+    def _at_least(self, fewest: int | None) -> None:
+        """What is asked for by hand is what the load starts from; it adds no engine in place of one that was taken
+        out."""
+        if self.rule is not None:
+            self.rule = replace(self.rule, fewest=min(self.rule.fewest if fewest is None else fewest, self.wanted))
+
+    async def _there(self, count: int) -> None:
+        """Wait for engines that others are starting, until this number serves. Raises what keeps one from its start."""
+        before = self._failure
+        while self.coming and self.serving < min(count, self.wanted):
+            if self._failure is not before and self._failure is not None:
+                raise self._failure
+            await asyncio.sleep(POLLING_S)
 
     async def drain(self, name: str) -> None:
-        """Take an engine out: its samples go to the others while they are decoded, then it ends."""
+        """Take an engine out: its samples go to the others while they are decoded, then it ends. It goes on where the
+        caller is cancelled."""
         state = self.states.get(name)
         if state is None or state.draining:
             raise InputError(
                 f"There is no engine {name[:60]!r} that takes requests; there are {', '.join(self.states)}."
             )
-        if sum(not each.draining for each in self.states.values()) < 2:
+        if self.serving < 2:
             raise InputError("The last engine cannot be drained; add another one first.")
+        state.draining = True
         self.want(self.wanted - 1)
-        await self._empty(name)
+        self._at_least(None)
+        await self._to_its_end(self._run(self._empty(name)))
 
     async def renew(self) -> None:
-        """A new engine in place of each, one after the other: the new one is ready before the old one is drained."""
+        """A new engine in place of each, one after the other: the new one is ready before the old one is drained. It
+        goes on where the caller is cancelled, and who asks meanwhile waits for the same."""
+        if self._renewal is None or self._renewal.done():
+            self._renewal = self._run(self._renew())
+        await self._to_its_end(self._renewal)
+
+    async def _renew(self) -> None:
         for name, state in list(self.states.items()):
             if not state.draining and self.states.get(name) is state:
                 await self._begin(spare=True)
@@ -239,19 +314,28 @@ class Engines:
                     await self._empty(old)
 
     async def _empty(self, name: str) -> None:
-        state = self.states[name]
+        state, moves = self.states[name], set[asyncio.Task[None]]()
         state.draining = True
         while self.states.get(name) is state:
             left = self._on(state.link)
-            if not left and all(engine != name for engine, _ in self._opening.values()):
+            if not left and all(engine != name for engine, _ in self._comings()):
                 break
             for voyage in left:
+                if voyage.moving or voyage.link is not state.link or len(moves) >= MOVES_AT_ONCE:
+                    continue
                 if (target := place(self.loads(), urgent(voyage.request.params.priority))) is not None:
-                    await self.move(voyage, self.states[target].link)
-            await asyncio.sleep(0.05)
+                    moves.add(self._run(self._carry(voyage, self.states[target].link)))
+                    await asyncio.sleep(0)  # what it reserves counts for the next one
+            if moves:
+                _, moves = await asyncio.wait(moves, timeout=POLLING_S, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.sleep(POLLING_S)
         if self.states.get(name) is state:
             self._forget(state)
             state.link.kill()
+
+    def _comings(self) -> Iterable[tuple[str, object]]:
+        """(engine, what it is asked to take in)"""
+        return (*self._opening.values(), *self._arriving.values())
 
     def _forget(self, state: EngineState) -> None:
         del self.states[state.link.name]
@@ -259,9 +343,21 @@ class Engines:
 
     async def move(self, voyage: Voyage, to: EngineLink) -> str:
         """Live migration of a sample."""
-        became = await move(self.voyages, voyage, to)
+        key = object()
+        self._arriving[key] = (to.name, voyage.request)
+        try:
+            became = await move(self.voyages, voyage, to)
+        finally:
+            del self._arriving[key]
         self.moved_count += became == "moved"
         return became
+
+    async def _carry(self, voyage: Voyage, to: EngineLink) -> None:
+        """A move that nobody waits for."""
+        try:
+            await self.move(voyage, to)
+        except Exception:
+            log.exception("A sample could not be moved; it is tried again while it must go.")
 
     def _on(self, link: EngineLink) -> list[Voyage]:
         return [voyage for voyage in self.voyages.going if voyage.link is link]
@@ -270,11 +366,24 @@ class Engines:
         """Look after all engines: signs of life, figures, who gives samples to whom, and how many there are."""
         while True:
             await asyncio.sleep(LOOK_S)
-            await asyncio.gather(*(self._look(state) for state in list(self.states.values())))
+            await self._look_at_all()
             try:
                 self._round()
             except Exception:
                 log.exception("A round of a cluster's decisions failed; the next one comes in %g s.", LOOK_S)
+
+    async def _look_at_all(self) -> None:
+        """Ask each for a sign of life, all at once; one that answers late is silent until it has."""
+        asked = []
+        for state in self.states.values():
+            if state.look is None or state.look.done():
+                state.look = self._run(self._look(state))
+            if not state.silent:
+                asked.append((state, state.look))
+        if asked:
+            await asyncio.wait([look for _, look in asked], timeout=SIGN_OF_LIFE_S)
+        for state, look in asked:
+            state.silent = not look.done()
 
     def _round(self) -> None:
         loads = {load.name: load for load in self.loads()}
@@ -283,24 +392,23 @@ class Engines:
                 here = (each for each in self._on(self.states[source].link) if not each.moving)
                 samples = ((each.request.params.priority, len(each.request.tokens), each) for each in here)
                 if (voyage := victim(loads[source], samples)) is not None:
-                    self._run(self._rebalance(voyage, self.states[to].link))
+                    self._run(self._carry(voyage, self.states[to].link))
         if self.rule is not None:
             self._scale, change = scaled(self.rule, self._scale, [*loads.values()], self.coming, monotonic())
             if change:
                 self._run(self._scale_by(change))
 
-    async def _rebalance(self, voyage: Voyage, to: EngineLink) -> None:
-        await self.move(voyage, to)
-
     async def _scale_by(self, change: int) -> None:
+        assert self.rule is not None
         try:
-            await self.scale(self.wanted + change)
+            await self._scale_to(min(max(self.wanted + change, self.rule.fewest), self.rule.most))
         except (EngineGoneError, InputError) as error:
             log.warning("An engine could not be started: %s", error)
 
     async def _look(self, state: EngineState) -> None:
         try:
             state.snapshot = await asyncio.wait_for(state.link.snapshot(), ANSWER_S)
+            state.silent = False
         except (EngineGoneError, TimeoutError) as error:
             self.lost(state.link, EngineGoneError(str(error) or "no sign of life"))
 
@@ -317,6 +425,12 @@ class Engines:
         for state in self.states.values():
             state.link.kill()
         self.states.clear()
+
+
+def _tell_failure(task: "asyncio.Task[None]") -> None:
+    """Log an error of work that nobody waits for any more."""
+    if not task.cancelled() and (error := task.exception()) is not None:
+        log.warning("A change of the cluster failed: %s", error)
 
 
 def load_of(name: str, blocks: int, size: int, requests: Sequence[Request], draining: bool = False) -> EngineLoad:

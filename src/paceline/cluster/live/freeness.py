@@ -35,6 +35,7 @@ class EngineLoad:
     """Samples of a priority above the usual one (below 0)."""
     draining: bool = False
     alive: bool = True
+    """Does it answer?"""
 
     @property
     def headroom(self) -> int:
@@ -160,7 +161,7 @@ def scaled(rule: ScaleRule, state: ScaleState, loads: Sequence[EngineLoad], comi
 ]:  # fmt: skip
     """(state, engines to add: 1, 0 or -1) at a time in seconds. `coming`: engines that are being started."""
     taking = [load for load in loads if load.takes]
-    count = len(taking) + coming
+    count = sum(not load.draining for load in loads) + coming  # one that is silent for a while is no one less
     if count < rule.fewest:
         return ScaleState(), 1
     if not taking:

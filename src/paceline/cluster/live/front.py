@@ -5,8 +5,9 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import monotonic
-from typing import Any, NoReturn
+from typing import NoReturn
 
+from paceline.cluster.live.adapters import FrontAdapters
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Submitted
 from paceline.cluster.live.voyage import Voyage
@@ -14,7 +15,6 @@ from paceline.core.errors import RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
-from paceline.engine.adapters import Adapters
 from paceline.engine.async_llm import Subscription, TakeIn
 from paceline.engine.components import reading
 from paceline.engine.door import DOOR
@@ -43,16 +43,16 @@ class FrontModel:
 class FrontSession:
     """As `Session`."""
 
-    def __init__(self, facts: EngineFacts, model: Any) -> None:
-        self.eos, self.longest, self.adapters = facts.eos, facts.longest, Adapters(model)
+    def __init__(self, facts: EngineFacts, adapters: FrontAdapters) -> None:
+        self.eos, self.longest, self.adapters = facts.eos, facts.longest, adapters
 
 
 class FrontEngine:
     """What the HTTP API reads of an engine."""
 
-    def __init__(self, facts: EngineFacts, text: Text) -> None:
+    def __init__(self, facts: EngineFacts, text: Text, adapters: FrontAdapters) -> None:
         self.model = FrontModel(facts)
-        self.session = FrontSession(facts, self.model)
+        self.session = FrontSession(facts, adapters)
         self.judge, self.operations, self.drafters, self.config = self, self, self, self
         self.sampler = Sampler(facts.origin.vocab_size, *reading(text.tokenizer, facts.origin.vocab_size, facts.eos))
         self.slots = None
@@ -63,11 +63,11 @@ class FrontEngine:
 class FrontLLM:
     """As `LLM`."""
 
-    def __init__(self, facts: EngineFacts, options: Options) -> None:
+    def __init__(self, facts: EngineFacts, options: Options, adapters: FrontAdapters) -> None:
         self.options = options
         self.text = Text(facts.path, options.chat_template)
         self.text.defaults = facts.defaults
-        self.engine = FrontEngine(facts, self.text)
+        self.engine = FrontEngine(facts, self.text, adapters)
 
 
 class ClusterLLM:
@@ -76,7 +76,9 @@ class ClusterLLM:
     def __init__(self, engines: Engines, options: Options) -> None:
         """`engines` have started."""
         self.engines = engines
-        self.llm = FrontLLM(engines.facts, options)
+        going = engines.voyages.going
+        adapters = FrontAdapters(engines.facts, lambda: [voyage.request for voyage in going])
+        self.llm = FrontLLM(engines.facts, options, adapters)
         self.beside: list[object] = []
         self._of: dict[Subscription, list[Voyage]] = {}
 
@@ -141,7 +143,7 @@ class ClusterLLM:
         for _ in range(3):
             link = await self.engines.freest()
             try:
-                vectors: list[list[float]] = await link.ask("embed", list(texts), pooling)
+                vectors: list[list[float]] = await link.ask("embed", list(texts), pooling, adapter)
                 return vectors
             except EngineGoneError as error:
                 self.engines.lost(link, error)

@@ -9,6 +9,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.cluster.live.messages import (
+    EngineAdapters,
     EngineFacts,
     EngineGoneError,
     Opened,
@@ -46,7 +47,13 @@ class EngineHost:
             engine.operations.origin, text.path, text.defaults, engine.session.eos, engine.model.max_len,
             engine.session.longest, config.max_requests, config.blocks, config.block_size,
             engine.model.width, config.drafter, tuple(engine.drafters.cards), os.getpid(), gethostname(),
+            self._adapters(),
         )  # fmt: skip
+
+    def _adapters(self) -> EngineAdapters:
+        has = self.llm.llm.engine.session.adapters
+        digests, places = {name: has.named[name].digest for name in has.places}, has.places
+        return EngineAdapters(digests, places, has.most, None if has.zoo is None else frozenset(has.zoo.models))
 
     async def snapshot(self) -> Snapshot:
         """The engine as it was a moment ago."""
@@ -120,7 +127,8 @@ class EngineHost:
 
     async def ask(self, verb: str, *args: Any) -> Any:
         """`peek` and `park` (id, first block), `sealed` (id), `leave` (key), `reserve` (blocks, spare), `settle`
-        (reservation, bytes or None), `embed`. Errors are returned, and one among the arguments is the answer."""
+        (reservation, bytes or None), `embed` (texts, pooling, adapter). Errors are returned, and one among the
+        arguments is the answer."""
         args = tuple([await arrival(each) for each in args])
         if found := next((each for each in args if isinstance(each, Exception)), None):
             return found
@@ -140,7 +148,7 @@ class EngineHost:
                 case "leave":
                     return await self.leave(*args)
                 case "embed":
-                    return await self.llm.embed(*args)
+                    return await self.llm.embed(args[0], args[1], adapter=args[2])
             return InputError(f"An engine of a cluster cannot {verb!r}.")
         except PacelineError as error:
             return error

@@ -16,6 +16,20 @@ class EngineGoneError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class EngineAdapters:
+    """Adapters and fine-tunes that an engine has by its options."""
+
+    digests: dict[str, str] = field(default_factory=dict)
+    """{name: digest}"""
+    places: dict[str, str] = field(default_factory=dict)
+    """{name: where it lies, or its layers}"""
+    most: int = 0
+    """In memory at one time."""
+    chained: frozenset[str] | None = None
+    """Names of fine-tunes and of the model itself in chains; None: chains are not served."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineFacts:
     """What a front must know of an engine."""
 
@@ -36,6 +50,7 @@ class EngineFacts:
     drafters: tuple[str, ...]
     process: int
     machine: str
+    adapters: EngineAdapters = EngineAdapters()
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,7 @@ router = APIRouter(route_class=JsonRoute)
 
 
 class ScaleRequest(Wire):
-    engines: int = Field(ge=1, le=MOST_ENGINES, description="the number of engines, 1 to 1024")
+    engines: int = Field(ge=1, le=MOST_ENGINES, description=f"the number of engines, 1 to {MOST_ENGINES}")
 
 
 class DrainRequest(Wire):
@@ -65,21 +65,24 @@ async def state(request: Request) -> Response:
 
 @router.post("/cluster/scale", responses=ERRORS)
 async def scale(body: ScaleRequest, request: Request) -> Response:
-    """Change the number of engines. Answers when they are there, or those that are too many are gone."""
+    """Change the number of engines. Answers when they are there, or those that are too many are gone. It is done also
+    where the client leaves. With --max-engines this is the fewest that the load leaves from now on."""
     await started(engines_of(request).scale(body.engines))
     return json_response(described(engines_of(request)))
 
 
 @router.post("/cluster/drain", responses=ERRORS)
 async def drain(body: DrainRequest, request: Request) -> Response:
-    """Take an engine out; what it decodes goes to the others. Answers when it is gone."""
+    """Take an engine out; what it decodes goes to the others. Answers when it is gone. It is done also where the client
+    leaves."""
     await engines_of(request).drain(body.engine)
     return json_response(described(engines_of(request)))
 
 
 @router.post("/cluster/renew", responses=ERRORS)
 async def renew(request: Request) -> Response:
-    """A new engine in place of each, one after the other. Answers when all are new."""
+    """A new engine in place of each, one after the other. Answers when all are new. It is done also where the client
+    leaves."""
     await started(engines_of(request).renew())
     return json_response(described(engines_of(request)))
 
@@ -97,7 +100,8 @@ def described(engines: Engines) -> dict[str, Any]:
     loads = {load.name: load for load in engines.loads()}
     each = [
         {
-            "name": name, "draining": now.draining, "samples": loads[name].running + loads[name].waiting,
+            "name": name, "draining": now.draining, "silent": now.silent,
+            "samples": loads[name].running + loads[name].waiting,
             "freeness": None if now.draining else round(freeness(loads[name]), 2),
             "running": now.snapshot.running, "waiting": now.snapshot.waiting,
             "kv": {"blocks": now.snapshot.blocks, "used": now.snapshot.used, "cached": now.snapshot.cached},

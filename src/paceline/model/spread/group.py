@@ -91,7 +91,7 @@ def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None 
     experts, or with a dense part next to them, InputError for a table that is not its own, LostError where a process
     ends."""
     if any(it.beside for it in read_config(path, max_len).mixtures):
-        raise RefusalError("expert_parallel takes no mixtures with a dense part beside them; leave it out.")
+        raise RefusalError("expert_parallel takes no mixtures with a dense part; leave it out.")
     group = None
     try:
         group = ExpertGroup(path, table, dtype)

@@ -111,7 +111,7 @@ function fleet() {
     `${count(lost)} lost so far`, `${count(moved)} requests moved`].filter(Boolean).join(" · ");
   $("engines").replaceChildren(...engines.map((it) => el("tr", {"data-engine": it.name},
     el("th", {scope: "row"}, it.name),
-    ...[it.draining ? "draining" : "serving", count(it.running), count(it.waiting), share(it.kv.used, it.kv.blocks),
+    ...[it.draining ? "draining" : it.silent ? "silent" : "serving", count(it.running), count(it.waiting), share(it.kv.used, it.kv.blocks),
       it.freeness === null ? "–" : it.freeness.toFixed(0), count(it.generated), count(it.preemptions),
     ].map((value) => el("td", {}, value)))));
 }
