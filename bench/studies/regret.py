@@ -166,8 +166,8 @@ class Machine:
         return Times(factor * target, drafts, factor * rest)
 
     def table(self, how: str) -> StepTimes:
-        """What start-up would have measured: `clean`; under `pressure`; `x3`: drafts alone three times too slow; `all5`:
-        everything five times too slow, and each size of pass differently, as under a quota."""
+        """What start-up would have measured: `clean`; under `pressure`; `x3`: drafts alone three times too slow;
+        `all5`: everything five times too slow, and each size of pass differently, as under a quota."""
         times = StepTimes()
         wrong = {
             "p": lambda: math.exp(abs(self.rng.gauss(0, 0.8))),
@@ -394,7 +394,6 @@ class OnMachine(Simulator):
             self.report["account"] = governor.saved
             self.report["true"] = self.report.get("true", 0.0) + self._saved(governor.patience, results, *done, reads)
         return Outcome(results, advanced, *done, times)
-
 
     def _saved(self, patience: float, results: Any, work: Work, parts: Sequence[Drafting], reads: int) -> float:
         """Seconds that this step saves against plain decoding at the same pace, without noise."""

@@ -32,7 +32,7 @@ AGAIN = 32
 REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
 SELDOM, KNOWN = 4, 300
-"""From KNOWN steps on the table learns from one step in SELDOM, and from plain ones after drafts: learning takes time."""
+"""From KNOWN steps on the table learns from plain ones after drafts and one in SELDOM: learning takes time, too."""
 MOST_BELIEFS = 256
 """Tenants whose beliefs are kept; those of tenants with requests in flight always are."""
 

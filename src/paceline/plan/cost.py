@@ -306,23 +306,22 @@ class StepTimes:
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
-        """A pass of the target took `seconds`. A plain one tells the machine's speed; with further rows it tells
-        whether that number of them is priced well. After a busy start the first that is too fast tells the speed."""
+        """A pass of the target took `seconds`. A plain one tells the machine's speed; one with further rows, whether
+        that number of them is priced well. After a busy start the first that is far too quick tells the speed."""
         ratio = min(OFF, seconds / max(expected, FLOOR))
-        if work.rows == work.requests or ratio < 1.0 / OFF < self.doubt / OFF:
-            faster = max(ratio, 1.0 / self.doubt) if ratio < 1.0 / OFF else 1.0 + DRIFT * (ratio - 1.0)
-            if work.rows == work.requests and ratio < 1.0 / OFF:
-                faster = ratio
+        quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
+        if plain or quick:
+            faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + DRIFT * (ratio - 1.0)
             self.speed *= faster
             for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
             self.doubt = max(1.0, self.doubt * faster)
-            ratio /= faster
-        if ratio < 1.0 / OFF:
+        ratio /= faster
+        if quick:
             for k in hats(work.rows):
                 self.target.weights[k] *= ratio
         else:
-            self.target.learn(_features(work), ratio, RATE if work.rows == work.requests else DRIFT)
+            self.target.learn(_features(work), ratio, RATE if plain else DRIFT)
         self._in_order(work.rows)
 
     def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:
@@ -372,7 +371,7 @@ class StepTimes:
             nodes = judged(parts)
             rest.append((_others(work, nodes), max(times.rest, FLOOR)))
         self.rest.fit(rest)
-        for name in {part.drafter for _, parts, _ in samples for part in parts}:
+        for name in sorted({part.drafter for _, parts, _ in samples for part in parts}):
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
             tree = not any(part.depth for part, _ in mine)
             self.drafts.setdefault(name, _draft(tree)).fit(
