@@ -28,6 +28,7 @@ from paceline.core.plan import Item, Work
 from paceline.engine.config import EngineConfig
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
+from paceline.plan.governor import fitting
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Setup
 from paceline.simulate.simulator import Simulator
@@ -69,8 +70,13 @@ class Machine:
     """A row of a prompt for the draft model."""
     noise: float = 0.05
     spikes: float = 0.0
+    wait: tuple[float, float] = (1, 7)
+    """Plain steps that a spike takes."""
     shift: tuple[float, float] = (math.inf, 1.0)
     """Tokens/s change at this time by this factor, when another program comes."""
+    load: tuple[float, ...] = ()
+    """Other programs come and go: how many times as long everything takes in each stretch of `stretch` seconds."""
+    stretch: float = 1.0
 
     @classmethod
     def drawn(cls, rng: random.Random) -> "Machine":
@@ -102,6 +108,13 @@ class Machine:
             shift=(rng.uniform(1, 20), between(0.7, 1.6)) if rng.random() < 0.3 else (math.inf, 1.0),
         )
 
+    def loaded(self, seed: int) -> "Machine":
+        """This machine while other programs come and go, a stretch of 20 to 200 plain steps each; one step in 400 waits
+        for 5 to 50 plain steps."""
+        rng, one = random.Random(seed), self.target(Work(1, 1, 0, 0, 1))
+        load = tuple(rng.choice((1.0, math.exp(rng.uniform(0, math.log(4))))) for _ in range(64))
+        return replace(self, load=load, stretch=one * rng.uniform(20, 200), noise=0.15, spikes=1 / 400, wait=(5, 50))
+
     @classmethod
     def recorded(cls, rng: random.Random, m: dict[str, Any]) -> "Machine":
         call, several, request = m["rest"]
@@ -131,6 +144,11 @@ class Machine:
         call, request, level, node = self.drafts[part.drafter]
         return call * max(1, part.passes) + request * part.requests + level * part.depth + node * part.nodes
 
+    def pace(self, now: float) -> float:
+        """How many times as long everything takes at this time, because of other programs."""
+        load = self.load[int(now / self.stretch) % len(self.load)] if self.load else 1.0
+        return load * (self.shift[1] if now > self.shift[0] else 1.0)
+
     def seconds(
         self, work: Work, parts: Sequence[Drafting], reads: int = 0, noisy: bool = True, now: float = 0.0
     ) -> Times:
@@ -138,9 +156,8 @@ class Machine:
         spread = self.noise * math.sqrt(min(1.0, one / target))  # of a long step the parts differ, not the whole
         factor = math.exp(self.rng.gauss(0, spread)) if noisy else 1.0
         if noisy and self.rng.random() < self.spikes:  # another program runs for some time, however long the step is
-            factor += self.rng.uniform(1, 7) * one / target
-        if now > self.shift[0]:
-            factor *= self.shift[1]
+            factor += self.rng.uniform(*self.wait) * one / target
+        factor *= self.pace(now) if noisy else 1.0
         drafts = {p.drafter: factor * self.draft(p) for p in parts}
         if reads:
             drafts["model"] = drafts.get("model", 0.0) + factor * self.reading * reads
@@ -149,13 +166,13 @@ class Machine:
         return Times(factor * target, drafts, factor * rest)
 
     def table(self, how: str) -> StepTimes:
-        """What start-up would have measured: `clean`; under `pressure`; or, `x3`, drafts alone three times too slow."""
+        """What start-up would have measured: `clean`; under `pressure`; `x3`: drafts alone three times too slow;
+        `all5`: everything five times too slow, and each size of pass differently, as under a quota."""
         times = StepTimes()
-        wrong = (
-            (lambda: math.exp(abs(self.rng.gauss(0, 0.8))))
-            if how == "pressure"
-            else (lambda: math.exp(self.rng.gauss(0, 0.02)))
-        )
+        wrong = {
+            "p": lambda: math.exp(abs(self.rng.gauss(0, 0.8))),
+            "a": lambda: float(how[3:]) * math.exp(self.rng.gauss(0, 0.4)),
+        }.get(how[0], lambda: math.exp(self.rng.gauss(0, 0.02)))
         kinds = [(1, k, 32) for k in KNOTS if k <= 512] + [(n, k, 32) for n in (4, 16) for k in (1, 4)]
         kinds += [(1, 1, 1024), (1, 16, 1024), (4, 1, 1024)]
         works = [Work(n * k, n, n * c, n * k * c, n * min(k, 64)) for n, k, c in kinds]
@@ -183,6 +200,8 @@ class Machine:
         times.fit(took)
         if how == "pressure":
             times.doubt = PRESSED
+        elif how.startswith("all"):
+            times.doubt = float(how[3:])
         elif how.startswith("x"):
             times.drafts = {name: terms.scaled(float(how[1:])) for name, terms in times.drafts.items()}
             times.doubt = max(1.01, float(how[1:]) * math.exp(random.Random(how + str(self.read)).gauss(0, 0.25)))
@@ -373,12 +392,31 @@ class OnMachine(Simulator):
         governor = getattr(twin.table.policy, "governor", None)
         if governor is not None:
             self.report["account"] = governor.saved
+            self.report["true"] = self.report.get("true", 0.0) + self._saved(governor.patience, results, *done, reads)
         return Outcome(results, advanced, *done, times)
+
+    def _saved(self, patience: float, results: Any, work: Work, parts: Sequence[Drafting], reads: int) -> float:
+        """Seconds that this step saves against plain decoding at the same pace, without noise."""
+        drawn = [len(result.tokens) for result in results if result.tokens]
+        if not drawn:
+            return 0.0
+        n, nodes = len(drawn), sum(part.nodes for part in parts)
+        context = round(work.context * n / work.requests)
+        alone = self.machine.seconds(Work(n, n, context, context, n), [], noisy=False)
+        passes = fitting(patience, alone.target)
+        one = alone.target + alone.rest / passes
+        took = self.machine.seconds(work, parts, reads, noisy=False).total
+        if work.passes == 1 and work.rows > n + nodes:  # with prompts
+            fewer = self.machine.seconds(replace(work, rows=work.rows - nodes), [], noisy=False).total
+            return self.machine.pace(self.now) * (fewer + (sum(drawn) - n) * one / n - took)
+        return self.machine.pace(self.now) * (sum(drawn) * one / n - took)
 
 
 def judge(world: World, fixed: bool) -> dict[str, Any]:
     plain, _ = world.run("none")
     auto, more = world.run("auto")
+    took = sum(text.tokens for text in world.texts) / auto
+    more["wrong"] = (more.get("account", 0.0) - more.get("true", 0.0)) / took
     row = {"name": world.name, "plain": plain, "auto": auto / plain, **more}
     if fixed:
         each = {name: world.run(name)[0] / plain for name in ARMS}
@@ -397,6 +435,9 @@ def summary(name: str, rows: Sequence[dict[str, Any]]) -> str:
     text = f"{name}: {len(values)} worlds, over plain: least {least:.3f}, 1 % {one:.3f}, 5 % {five:.3f}"
     text += f", median {middle:.3f}, mean {mean(values):.3f}; below 0.98 {sum(v < 0.98 for v in values)}"
     text += f", below 0.95 {sum(v < 0.95 for v in values)}"
+    if wrong := sorted(abs(row["wrong"]) for row in rows if "wrong" in row):
+        text += f"; account wrong by (share of the time): median {statistics.median(wrong):.3f}, 95 % "
+        text += f"{wrong[int(0.95 * len(wrong))]:.3f}, most {wrong[-1]:.3f}"
     if with_fixed := [row for row in rows if "fixed" in row]:
         best = [row["auto"] / max(1.0, *row["fixed"].values()) for row in with_fixed]
         seen = [row["auto"] / row["hindsight"] for row in with_fixed]
@@ -429,7 +470,8 @@ def main() -> None:
     parser.add_argument(
         "--fixed", type=int, default=5, help="of so many machines one is run by every fixed drafter, too"
     )
-    parser.add_argument("--table", help="how prices were measured in all worlds: clean, pressure, or x3")
+    parser.add_argument("--table", help="how prices were measured in all worlds: clean, pressure, x3, all5")
+    parser.add_argument("--load", action="store_true", help="other programs come and go in all worlds")
     parser.add_argument("--noise", type=int, default=0, help="seed of the steps' noise")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds")
     parser.add_argument("--json", type=Path)
@@ -452,6 +494,8 @@ def main() -> None:
     else:
         for i in range(args.count):
             world = World.drawn(args.seed + i)
+            if args.load:
+                world = replace(world, machine=world.machine.loaded(args.seed + i))
             rows.append(judge(replace(world, table=args.table or world.table, noise=args.noise), i % args.fixed == 0))
             if time.monotonic() > end:
                 break

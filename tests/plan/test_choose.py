@@ -245,7 +245,7 @@ def test_it_finds_the_best_and_finds_it_again_when_that_changes(seed: int, batch
     """Whichever drafter is good; nothing when none is; and it comes back from that, as fast as the governor lets it."""
     rng, pick, rs = random.Random(seed), chooser(Frozen()), requests(batch, "ab")
     for rates in ({"a": 0.9}, {"b": 0.9}, {}, {"a": 0.9}, {}, {"b": 0.9}):
-        simulate(pick, rs, rates, 700, rng)
+        simulate(pick, rs, rates, 800, rng)
         late = simulate(pick, rs, rates, 100, rng)
         want = next(iter(rates), "none")
         assert late.count(want) >= 75, (rates, {d: late.count(d) for d in set(late)})

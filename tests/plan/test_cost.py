@@ -73,7 +73,7 @@ def test_the_machine_slows_down_as_a_whole() -> None:
     before = times.predict(big, [])
     for _ in range(60):
         times.observe(one, [], true_times(one, [], 2.0))
-    assert times.predict(big, []) == pytest.approx(2 * before, rel=0.2)
+    assert times.predict(big, []) == pytest.approx(2 * before, rel=0.25)
 
 
 def test_what_is_beside_several_passes_is_learnt_apart() -> None:
@@ -184,6 +184,43 @@ def test_a_table_from_a_busy_start_is_doubted_until_a_drafter_has_served() -> No
     for _ in range(20):
         times.observe(plain, [], Times(0.5 * times.of_target(plain), {}, 1e-3))
     assert hoped < times.hope("other") == 1.0
+
+
+def test_a_step_with_prompts_teaches_no_price_of_a_draft_and_no_speed() -> None:
+    """The draft model has read the prompt in it; its number of rows is priced better."""
+    work, model = Work(85, 1, 0, 0, 5), Drafting("model", 1, 4, 4)
+    times = slow_pair()
+    price, plain, prompt = times.of_draft(model), times.of_target(replace(work, rows=1)), times.of_target(work)
+    for _ in range(20):
+        times.observe(work, [model], Times(1.5 * prompt, {"model": 3 * price}, 1e-3))
+    assert times.of_draft(model) == price and not times.served
+    assert times.of_target(replace(work, rows=1)) == pytest.approx(plain, rel=0.02)
+    assert times.of_target(work) == pytest.approx(1.5 * prompt, rel=0.05)
+
+
+def test_what_was_not_drafted_follows_the_speed() -> None:
+    """A drafter has served while other programs ran. When they have gone plain steps say so of its price, too."""
+    work, model, plain = Work(5, 1, 20, 100, 5), Drafting("model", 1, 4, 4), Work(1, 1, 20, 20, 1)
+    times = slow_pair()
+    for _ in range(40):
+        times.observe(work, [model], Times(3 * 0.055, {"model": 0.3}, 1e-3))
+    before, busy = times.of_draft(model), times.of_target(plain)
+    for _ in range(40):
+        times.observe(plain, [], Times(busy / 3, {}, 1e-3))
+    assert times.of_draft(model) < 0.6 * before
+
+
+def test_after_a_busy_start_a_quick_pass_tells_the_speed() -> None:
+    """Everything was measured five times too slow: one pass mends the prices of all, as far as there is doubt."""
+    work, model, plain = Work(256, 1, 0, 0, 1), Drafting("model", 1, 4, 4), Work(1, 1, 0, 0, 1)
+    for doubt, faster in ((5.0, 5.0), (3.0, 3.0), (1.0, 1.0)):
+        times = slow_pair()
+        times.doubt, prices = doubt, (times.of_target(plain), times.of_draft(model))
+        true = times.of_target(work) / 5
+        times.observe(work, [], Times(true, {}, 1e-3))
+        got = times.of_target(plain), times.of_draft(model)
+        assert got == pytest.approx(tuple(price / faster for price in prices), rel=0.01) and times.doubt == 1.0
+        assert times.of_target(work) == pytest.approx(true, rel=0.05)
 
 
 def test_a_table_is_kept_as_json() -> None:

@@ -32,7 +32,7 @@ AGAIN = 32
 REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
 SELDOM, KNOWN = 4, 300
-"""From KNOWN steps on the table learns from one step in SELDOM: learning takes time, too."""
+"""From KNOWN steps on the table learns from plain ones after drafts and one in SELDOM: learning takes time, too."""
 MOST_BELIEFS = 256
 """Tenants whose beliefs are kept; those of tenants with requests in flight always are."""
 
@@ -382,6 +382,7 @@ class Goodput(LengthPolicy):
         for each in (self.beliefs, *self.apart.values()):
             each.now = self.step
         self.held[self._base.rows > self._base.requests].left -= work.passes - 1
+        checked = not parts and bool(self.governor.open)
         self._account(before, notes, work, parts, times)
         if self.trial is not None:
             mine = [note for note in notes if note.request == self.trial.request and note.drafter == self.trial.drafter]
@@ -390,7 +391,7 @@ class Goodput(LengthPolicy):
             shared = self._base.rows > self._base.requests  # with prompts, which take time in any case
             self.governor.tried(self.trial.loss if shared else lost)
             self._look = self.step + YOUNG * work.passes
-        if self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM or self.trial:
+        if checked or self.trial or self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM:
             self.times.observe(work, parts, times)
         for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)

@@ -50,11 +50,11 @@ class Terms:
     def scaled(self, factor: float) -> "Terms":
         return Terms({k: factor * w for k, w in self.weights.items()})
 
-    def learn(self, x: Features, ratio: float) -> None:
+    def learn(self, x: Features, ratio: float, rate: float = RATE) -> None:
         """A step took `ratio` times what was predicted: each term moves by its share in the prediction."""
         total = self.predict(x) or FLOOR
         for k, v in x.items():
-            self.weights[k] *= 1.0 + RATE * (ratio - 1.0) * self.weights[k] * v / total
+            self.weights[k] *= 1.0 + rate * (ratio - 1.0) * self.weights[k] * v / total
 
     def fit(self, samples: Sequence[tuple[Features, float]], power: int = 2, rounds: int = 300) -> None:
         """Least squares by multiplicative updates (Lee and Seung 2001), which keep the sign: of the error relative to
@@ -272,7 +272,9 @@ class StepTimes:
             self.speed = times.target / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
         strange = {part.drafter for part in parts} - self.drafts.keys()
-        for part in parts:
+        if work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts):
+            self.latest = []  # its drafters have read prompts, too
+        for part in self.latest:
             if part.nodes:
                 self.drafter(part.drafter)
                 self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
@@ -287,7 +289,7 @@ class StepTimes:
         else:
             self._passed(work, times.target, target)
         for part, draft in zip(parts, drafts):
-            if part.drafter in times.drafts and part.drafter in self.drafts:
+            if part.drafter in times.drafts and part.drafter in self.drafts and self.latest:
                 ratio = times.drafts[part.drafter] / max(draft, FLOOR)
                 young = self.measured and part.nodes and self.served[part.drafter] <= FIRST
                 if young and (ratio < 1.0 / OFF or (ratio > OFF and part.drafter in strange)):
@@ -304,20 +306,22 @@ class StepTimes:
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
-        """A pass of the target took `seconds`. Without drafts it tells the machine's speed; with them, whether that
-        number of rows is priced well."""
-        ratio = seconds / max(expected, FLOOR)
-        if ratio >= 1.0 / OFF or work.rows == work.requests:
-            ratio = min(OFF, ratio)
-            faster = max(ratio, FLOOR) if ratio < 1.0 / OFF else 1.0 + DRIFT * (ratio - 1.0)
+        """A pass of the target took `seconds`. A plain one tells the machine's speed; one with further rows, whether
+        that number of them is priced well. After a busy start the first that is far too quick tells the speed."""
+        ratio = min(OFF, seconds / max(expected, FLOOR))
+        quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
+        if plain or quick:
+            faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + DRIFT * (ratio - 1.0)
             self.speed *= faster
-            for name in self.drafts.keys() - self.served.keys():
+            for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
             self.doubt = max(1.0, self.doubt * faster)
-            self.target.learn(_features(work), ratio / faster)
-        else:
+        ratio /= faster
+        if quick:
             for k in hats(work.rows):
                 self.target.weights[k] *= ratio
+        else:
+            self.target.learn(_features(work), ratio, RATE if plain else DRIFT)
         self._in_order(work.rows)
 
     def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:
@@ -367,7 +371,7 @@ class StepTimes:
             nodes = judged(parts)
             rest.append((_others(work, nodes), max(times.rest, FLOOR)))
         self.rest.fit(rest)
-        for name in {part.drafter for _, parts, _ in samples for part in parts}:
+        for name in sorted({part.drafter for _, parts, _ in samples for part in parts}):
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
             tree = not any(part.depth for part, _ in mine)
             self.drafts.setdefault(name, _draft(tree)).fit(
