@@ -213,7 +213,9 @@ def native_scratch(spec: ModelSpec, threads: int) -> Scratch:
     spans = -(-spec.max_len // SOFTMAX_KEYS) if spec.max_len > SOFTMAX_KEYS else 0
     parts = 4 * (16 + dims) * spans
     rows = 4 * (2 * spec.hidden + widest) + activations + 4 * spec.heads * dims
-    each = 4 * (80 * dims + 2 * widest) + 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18)
+    scores = (4 + 2) * PIECE_QUERIES * (SOFTMAX_KEYS + 112)
+    each = 4 * ((2 * PIECE_QUERIES + 16) * dims + 4096 + 2 * widest) + scores
+    each += 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18)
     apart = 4 * PIECE_QUERIES * threads  # heads of rows up to which a text's spans are shared out to the threads
     fixed = threads * each + 32 * (4 * widest + activations) + max(apart, spec.heads) * parts
     mixed = max((mixture_row(spec.hidden, it) for it in spec.mixtures), default=0)
