@@ -31,9 +31,8 @@ START_S = 900.0
 """Time for an engine to load its model."""
 log = logging.getLogger("paceline")
 MOST_LOSSES = 7
-"""Engines that one sample may lose without a token in between before it is given up: it may be what ends them. More than
-few: of a crowd that goes on elsewhere, the last ones wait long for their next token, and are innocent of what dies
-meanwhile."""
+"""Engines that one sample may lose without a token in between before it is given up: it may be what ends them. Not
+fewer: of a crowd that goes on elsewhere the last ones wait long for their next token, whatever dies meanwhile."""
 
 
 @dataclass(eq=False)
