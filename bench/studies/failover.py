@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
 from typing import Any
@@ -127,6 +128,12 @@ async def all_streams(url: str, streams: int, seed: int, spread: float) -> list[
         )
 
 
+async def alive(url: str) -> list[dict[str, Any]]:
+    """The engines, without those of whose death the front has not heard yet."""
+    now = (await asyncio.to_thread(cluster, url))["engines"]
+    return [each for each in now if Path(f"/proc/{each['process']}").exists()]
+
+
 async def killing(url: str, kills: int, during: float, seed: int) -> list[tuple[float, str, int]]:
     """`kill -9` at random moments, of an engine that has samples where there is one: (moment, engine, samples)."""
     rng, killed = random.Random(seed + 1), list[tuple[float, str, int]]()
@@ -134,7 +141,7 @@ async def killing(url: str, kills: int, during: float, seed: int) -> list[tuple[
     began = perf_counter()
     for moment in moments:
         await asyncio.sleep(max(0.0, moment - (perf_counter() - began)))
-        while len(now := (await asyncio.to_thread(cluster, url))["engines"]) < 2:
+        while len(now := await alive(url)) < 2:
             await asyncio.sleep(0.5)
         victim = rng.choice([each for each in now if each["samples"]] or now)
         killed.append((perf_counter(), victim["name"], victim["samples"]))

@@ -6,7 +6,8 @@ TUNES is a directory of fine-tunes, such as recipes/zoo/train.py makes. Adapters
 
   - disk: bytes of a zoo of all, next to 1 + the sum of what each changes;
   - memory: resident bytes of a process with the base, and with all (private memory, from /proc/self/smaps_rollup);
-  - same: are texts of all in one batch those of each model alone, with drafts and without?
+  - same: are texts of all in one batch, and of a chain of the first two fine-tunes, those of each model alone (the
+    chain as a checkpoint of these layers), with drafts (`--drafters`) and without?
   - served: requests whose models have Zipf's law, by one engine with a zoo, and by engines of their own that get the
     same memory and come and go (`serve --models`): throughput, and 50th and 95th percentile of a request's time;
   - simulate: 12 devices on 4 servers, 100 Gb/s between them, as in the paper, on a virtual clock: models that lie whole
@@ -18,6 +19,7 @@ import json
 import os
 import random
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -28,6 +30,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
+
+from safetensors.torch import load_file, save_file
 
 from paceline import LLM, SamplingParams
 from paceline.cluster.blocks.place import BlockPlaces, Demand, ZooBlock, ZooDevice, best_fit, greedy
@@ -53,6 +57,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=64)
     parser.add_argument("--engines", nargs="+", default=["zoo", "own"], help="for the part served")
     parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--drafters", nargs="+", default=["none", "ngram", "early_exit"], help="for the part same")
     args = parser.parse_args()
     found = sorted(it for it in args.tunes.iterdir() if it.is_dir())
     loras = {it.name: it for it in found if (it / "adapter_config.json").exists()}
@@ -135,12 +140,28 @@ def embedding_bytes(base: Path) -> int:
     return 2 * int(config["vocab_size"]) * int(config["hidden_size"])
 
 
+def mixed(folder: Path, models: dict[str, Path]) -> tuple[str, Path]:
+    """A chain of the first two, which part in the middle of what both change, and its checkpoint."""
+    first, second = [*models.items()][:2]
+    weights, others = (load_file(path / "model.safetensors") for _, path in (first, second))
+    layers = json.loads((first[1] / "config.json").read_text())["num_hidden_layers"]
+    for name, tensor in others.items():
+        if f".layers.{layers - 1}." in name or not name.startswith("model.layers."):
+            weights[name] = weights[name] if "embed" in name else tensor
+    at = folder / "chain"
+    shutil.copytree(first[1], at)
+    save_file(weights, at / "model.safetensors", {"format": "pt"})
+    return f"{first[0]}[0:{layers - 1}]+{second[0]}[{layers - 1}:{layers}]", at
+
+
 def same(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Path]) -> None:
     want = {}
-    for name, path in {"": args.base, **models}.items():
-        with LLM(path, drafter="none", threads=args.threads, **SMALL) as llm:
-            want[name] = [out.token_ids for out in llm.generate(PROMPTS, GREEDY, progress=False)]
-    for drafter in ("none", "ngram"):
+    with tempfile.TemporaryDirectory() as folder:
+        chain = dict([mixed(Path(folder), models)])
+        for name, path in {"": args.base, **models, **chain}.items():
+            with LLM(path, drafter="none", threads=args.threads, **SMALL) as llm:
+                want[name] = [out.token_ids for out in llm.generate(PROMPTS, GREEDY, progress=False)]
+    for drafter in args.drafters:
         zoo = {"zoo": models, "lora": loras, "threads": args.threads}
         with LLM(args.base, drafter=drafter, nodes=None if drafter == "none" else 3, **zoo, **SMALL) as llm:
             wishes = [(name, prompt) for prompt in PROMPTS for name in want]
@@ -152,10 +173,11 @@ def same(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Pat
                 got[name].append(out.token_ids)
             table = cast(Decoder, llm.engine.model).chains
             assert table is not None
+            kept = sum(out.stats.tau for out in outs) / len(outs)
             print(f"{drafter}: {sum(got[it] == want[it] for it in want)} of {len(want)} models have the texts "
                   "that they have "
-                  f"alone; {len({str(it) for it in want.values()})} different; calls {table.passes}, of a part of the "
-                  f"rows {table.parted}")  # fmt: skip
+                  f"alone; {len({str(it) for it in want.values()})} different; {kept:.2f} tokens a pass; calls "
+                  f"{table.passes}, of a part of the rows {table.parted}", flush=True)  # fmt: skip
 
 
 def served(args: argparse.Namespace, models: dict[str, Path], loras: dict[str, Path]) -> None:

@@ -89,6 +89,33 @@ def test_each_text_is_that_of_its_own_model(
 
 
 @pytest.mark.skipif(library() is None, reason="this machine has no native decoder")
+@pytest.mark.parametrize("drafter", ["none", "ngram", "auto"])
+def test_texts_of_one_chain_are_drawn_several_tokens_a_call(
+    drafter: str, tunes: Callable[[str], dict[str, Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Greedy and drawn, by it alone and by the base; one token a call where both are there."""
+    paths, whose = tunes("llama"), list[tuple[NativeDecoder, int]]()
+    plain = NativeDecoder.run
+
+    def counted(self: NativeDecoder, rows: Any, passes: int, *args: Any) -> Any:
+        if self.chains is None:
+            whose.append((self, passes))
+        return plain(self, rows, passes, *args)
+
+    monkeypatch.setattr(NativeDecoder, "run", counted)
+    chain = f"a[0:3]+b[3:{LAYERS}]"
+    with engine(paths, dtype="bfloat16", drafter=drafter) as llm:
+        for wish in (GREEDY, DRAWN):
+            mixed = texts(llm, named(wish, "a", "base", chain))
+            assert not whose
+            for name, want in zip(("a", chain), (mixed[0], mixed[2])):
+                assert texts(llm, named(wish, name)) == [want]
+                assert max((passes for _, passes in whose), default=0) > 1, name
+                whose.clear()
+            assert texts(llm, named(wish, "base")) == [mixed[1]] and not whose
+
+
+@pytest.mark.skipif(library() is None, reason="this machine has no native decoder")
 def test_fine_tunes_in_int8(tunes: Callable[[str], dict[str, Path]]) -> None:
     paths = tunes("llama")
     with engine(paths, dtype="bfloat16", quantize="int8") as llm:

@@ -225,6 +225,9 @@ def test_several_passes_in_a_step() -> None:
     assert [passes([plain(0), plain(1)], free) for free in (2, 3, 4)] == [4, 4, 5]
     assert passes([plain(0), plain(1, judge_free=False)]) == 1
     assert passes([plain(0), plain(1, tokens=12)]) == 1
+    tuned = [plain(0), plain(1), plain(2)]
+    tuned[0].layers = tuned[1].layers = "a"
+    assert passes(tuned[:2]) == 5 and passes(tuned[1:]) == passes(tuned) == 1  # of one set of weights
     drafting = plain(1, drafter="ngram")
     assert passes([plain(0), drafting]) == 5 and passes([plain(0), request(1, 9, 8, "ngram")]) == 1
     assert [passes([drafting], free) for free in (2, 3, 4, 5)] == [2, 3, 4, 5]  # of 4 slots; 4 rows and a token each

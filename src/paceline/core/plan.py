@@ -170,8 +170,16 @@ class Plan:
             deep = item.nodes > 0 and item.reserved(self.passes) > item.depth
             if self.passes > 1 and (deep or item.request.pending > 1 or not item.request.judge_free):
                 raise IntegrityError(f"A plan of {self.passes} passes has {item}, which needs a pass of its own.")
+        if self.passes > 1 and not straight(item.request for item in self.items):
+            raise IntegrityError(f"A plan of {self.passes} passes has requests of unlike layers.")
         if self.rows > row_budget:
             raise IntegrityError(f"Plan has {self.rows} rows, the budget is {row_budget}.")
+
+
+def straight(requests: Iterable[Request]) -> bool:
+    """Can one call draw several tokens for all of these?"""
+    every = list(requests)
+    return all(each.judge_free for each in every) and len({each.layers for each in every}) <= 1
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,9 @@ class Request:
     judge_free: bool = False
     """Temperature alone makes its distribution from the target's logits, and nothing else of a pass is wanted: one call
     may draw several tokens."""
+    layers: str = ""
+    """Digest of the layers that it has in place of the model's; empty: the model's. One call draws several tokens for
+    requests of the same layers alone."""
     max_tokens: int = 0
     """Resolved limit on the output."""
     arrival: float = 0.0

@@ -83,9 +83,10 @@ class Session:
         stoppers = {r.id: Stopper(r, self.detokenizer(r)) for r in requests}
         for request in requests:
             self.judge.sampler.admit(request)
-            runs = "run" in self.model.abilities
-            whole = not (request.adapter and self.adapters.parts(request.adapter))  # a run is of one set of weights
-            request.judge_free = runs and whole and self.judge.judge_free(request)
+            own = bool(request.adapter) and self.adapters.parts(request.adapter)
+            request.layers = request.adapter if own else ""
+            runs = "run" in self.model.abilities and (not own or getattr(self.model, "runs_chains", False))
+            request.judge_free = runs and self.judge.judge_free(request)
         self.stoppers.update(stoppers)
         self.requests.update({request.id: request for request in requests})
         for request in requests:

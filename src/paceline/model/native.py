@@ -53,6 +53,9 @@ LANES = 16
 class NativeDecoder(Decoder):
     """Implements `Model`. Keys and values are laid out for the native attention: see decoder.cpp."""
 
+    runs_chains = True
+    """Can one call draw several tokens for texts of one chain?"""
+
     def __init__(
         self, spec: ModelSpec, weights: Weights, packing: Packing, *, late: bool = False, identity: str = ""
     ) -> None:
@@ -269,7 +272,10 @@ class NativeDecoder(Decoder):
         return [tokens[i * steps : i * steps + length] for i, length in enumerate(lengths)]
 
     def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
-        """`core.component.Runs`."""
+        """`core.component.Runs`; of texts of one chain alone."""
+        if self.chains is not None and (one := self.chains.alone(rows)) is not self:
+            assert one is not None, "a run is of one set of layers"
+            return self.chains.ready(one).run(rows, passes, texts, proposer)
         self.check(rows)
         count, room, each = len(texts), max(text.most for text in texts), max(len(text.ends) for text in texts)
         call, *_held = self.call(rows, {}, room + MOST_NODES)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from paceline.core.plan import MinChance, Note, Work
+from paceline.core.plan import MinChance, Note, Work, straight
 from paceline.core.request import Request
 from paceline.plan import NONE, POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
@@ -158,7 +158,7 @@ class Goodput(LengthPolicy):
                 return decision
         first, self._decided = self._decided < self.step, self.step
         self._keys, self._base, self.trial = {r.id: r.key for r in free}, base, None
-        self._straight = base.rows == len(requests) and all(r.judge_free for r in requests)
+        self._straight = base.rows == len(requests) and straight(requests)
         if room <= 0:
             return decision
         named = [r for r in requests if not r.arms]
@@ -252,9 +252,9 @@ class Goodput(LengthPolicy):
         return best(points, room, self._price(requests, base))
 
     def _price(self, requests: Sequence[Request], base: Work, hopeful: bool = False) -> Price:
-        straight = base.rows == len(requests) and all(r.judge_free for r in requests)
+        patience = self.patience if base.rows == len(requests) and straight(requests) else 0.0
         runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
-        return Price(self.times, base, self.patience if straight else 0.0, runs, hopeful)
+        return Price(self.times, base, patience, runs, hopeful)
 
     def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
         """Choose again."""

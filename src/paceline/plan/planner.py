@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from paceline.core.plan import PROMPT_RESERVE_ROWS, TOLD_ROWS, Item, Plan, Work
+from paceline.core.plan import PROMPT_RESERVE_ROWS, TOLD_ROWS, Item, Plan, Work, straight
 from paceline.core.request import Request
 from paceline.plan import NONE, Share, StepDecision
 
@@ -98,7 +98,7 @@ class Planner:
     def _passes(self, items: Sequence[Item], most: int, room: Room) -> int:
         """Passes of the target in this step: no more than any request has tokens left, or the cache has room for; one
         where a drafter is only to look on."""
-        if not all(item.request.judge_free and (item.nodes or item.drafter == NONE) for item in items):
+        if not straight(item.request for item in items) or any(not it.nodes and it.drafter != NONE for it in items):
             return 1
         most = min([most, *(item.request.left for item in items)])
         while most > 1:

@@ -93,6 +93,8 @@ class Arrival:
     """Sharers of its K/V, hashed: it may be a secret."""
     imported: str = ""
     """Key of K/V that came from elsewhere, hashed."""
+    layers: str = ""
+    """Digest of layers of its own."""
     event: Literal["arrival"] = "arrival"
 
     @classmethod
@@ -120,6 +122,7 @@ class Arrival:
             r.layout,
             hidden(r.extra_key),
             hidden(r.imported),
+            r.layers,
         )
 
     def request(self) -> Request:
@@ -133,6 +136,7 @@ class Arrival:
             arms=self.arms,
             verifier=self.verifier,
             judge_free=self.judge_free,
+            layers=self.layers,
             max_tokens=self.max_tokens,
             arrival=self.now,
             key=self.key,

@@ -222,6 +222,24 @@ async def test_a_scale_waits_for_an_engine_that_is_being_revived(broken: bool) -
     await engines.close()
 
 
+async def test_a_scale_does_not_wait_for_an_engine_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its revival is tried again and again, and who asks is told."""
+    monkeypatch.setattr(live, "FIRST_REVIVAL_S", 0.05)
+    engines = await fakes(2)
+
+    def broken(name: str) -> FakeLink:
+        raise EngineGoneError("no memory")
+
+    engines.make = broken
+    link(engines, 1).kill()
+    await until(lambda: engines.coming == 1)
+    with pytest.raises(EngineGoneError, match="no memory"):
+        await asyncio.wait_for(engines.scale(2), 5)
+    engines.make = FakeLink
+    await until(lambda: len(engines.states) == 2)
+    await engines.close()
+
+
 async def test_a_drain_moves_several_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not more than it may, and each where there is room after those that are on their way."""
     engines, held = await fakes(3), asyncio.Event()

@@ -122,6 +122,18 @@ class Engines:
             self.coming -= 1
 
     async def _start_one(self, spare: bool = False) -> None:
+        try:
+            link, facts, snapshot = await self._made()
+        except Exception as error:
+            self._failure = error
+            raise
+        if self._closed or (self.lacking < 0 and not spare):
+            link.kill()
+            return
+        self.states[link.name] = EngineState(link, snapshot, facts)
+        self._change.set()
+
+    async def _made(self) -> tuple[EngineLink, EngineFacts, Snapshot]:
         self._number += 1
         link = self.make(f"engine-{self._number}")
         try:
@@ -137,17 +149,11 @@ class Engines:
             self.facts = first
         except TimeoutError:
             link.kill()
-            self._failure = EngineGoneError(f"{link.name} was not ready within {START_S:g} s")
-            raise self._failure from None
-        except BaseException as error:
+            raise EngineGoneError(f"{link.name} was not ready within {START_S:g} s") from None
+        except BaseException:
             link.kill()
-            self._failure = error if isinstance(error, Exception) else self._failure
             raise
-        if self._closed or (self.lacking < 0 and not spare):
-            link.kill()
-            return
-        self.states[link.name] = EngineState(link, snapshot, facts)
-        self._change.set()
+        return link, facts, snapshot
 
     def _run(self, work: Coroutine[None, None, None]) -> "asyncio.Task[None]":
         task = asyncio.create_task(work)

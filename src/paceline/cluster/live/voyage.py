@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 START_S = 900.0
 """Time for an engine to load its model."""
 log = logging.getLogger("paceline")
-MOST_LOSSES = 3
-"""Engines that one sample may lose without a token in between before it is given up: it may be what ends them."""
+MOST_LOSSES = 7
+"""Engines that one sample may lose without a token in between before it is given up: it may be what ends them. Not
+fewer: of a crowd that goes on elsewhere the last ones wait long for their next token, whatever dies meanwhile."""
 
 
 @dataclass(eq=False)
