@@ -17,7 +17,10 @@ from paceline.cli import app
 from paceline.cli.answer import Screen, ShownAnswer, answer
 from paceline.cli.chat import ChatSession, history_file, joined
 from paceline.cli.partner import Local
+from paceline.cli.probe import SAME_TAU_SHARE, HeadProbe, probe_lines, verdict
 from paceline.core.params import SamplingParams
+from paceline.draft.head import HeadConfig
+from paceline.draft.medusa import Medusa
 from paceline.engine.budget import memory_of
 from paceline.engine.llm import LLM
 from paceline.engine.options import Options
@@ -355,6 +358,24 @@ def test_info(pair: list[str], tmp_path: Path) -> None:
     assert "needs a draft model" in {entry["drafter"]: entry["exact"] for entry in said["drafters"]}["model"]
     table = run("info", *pair).stdout
     assert "K/V cache" in table and "ngram" in table
+
+
+def test_info_probes_a_head(pair: list[str], tmp_path: Path) -> None:
+    """As served and in a process without native code: the same drafts. A head of no training keeps next to nothing,
+    which is said; so is one that native code computes wrongly."""
+    spec = {"width": 32, "vocab": 320, "max_len": 512}
+    Medusa(HeadConfig(**spec, depth=2)).save(tmp_path / "head")
+    result = run("info", *pair[:2], "--draft", str(tmp_path / "head"), "--dtype", "float32", "--probe", "--json")
+    found = json.loads(result.stdout)["probe"]
+    served, alone = (HeadProbe(**found[name]) for name in ("served", "pytorch"))
+    assert served.tau == pytest.approx(alone.tau, rel=SAME_TAU_SHARE) and served.kept and len(served.texts) == 4
+    assert probe_lines(served, alone)[-1] == verdict(served, alone)
+    assert "next to nothing" in verdict(HeadProbe(1.0, (), ()), HeadProbe(1.01, (), ()))
+    assert "computed wrongly" in verdict(HeadProbe(1.3, (), ()), HeadProbe(1.9, (), ()))
+    assert "agree" in verdict(HeadProbe(1.92, (), ()), HeadProbe(1.97, (), ()))
+    for given in (pair, pair[:2]):
+        refused = run("info", *given, "--probe")
+        assert refused.exit_code and "needs a head" in refused.output
 
 
 def test_bench_prints_a_table_and_writes_json(pair: list[str], tmp_path: Path) -> None:

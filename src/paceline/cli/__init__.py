@@ -210,14 +210,18 @@ def info(
     *,
     engine: EngineArgs,
     json: Annotated[bool, option("One JSON object instead of tables.", "Input and output", "--json")] = False,
+    probe: Annotated[
+        bool, option("Draft for some built-in prompts with the head of --draft.", "Input and output")
+    ] = False,
 ) -> None:
     """Show what a checkpoint is, what it costs, and which drafters fit it.
 
-    Reads the config and the headers of the weights, not the weights.
+    Reads the config and the headers of the weights, not the weights; with [bold]--probe[/bold] it loads them, and says
+    how many tokens of the head are kept, as it is served and by PyTorch alone.
     """
     from paceline.cli.info import info
 
-    info(engine, as_json=json)
+    info(engine, as_json=json, with_probe=probe)
 
 
 @app.command(epilog="Example: paceline pull smollm2")

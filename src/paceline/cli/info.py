@@ -11,11 +11,12 @@ import typer
 
 from paceline.cli.options import EngineArgs
 from paceline.cli.sizes import config_alone, say_sizes
-from paceline.core.errors import CapacityError, CheckpointError
+from paceline.core.errors import CapacityError, CheckpointError, InputError
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from paceline.cli.probe import HeadProbe
     from paceline.draft.head import HeadFacts
     from paceline.model.linear import Packing
     from paceline.model.load import Facts
@@ -25,7 +26,7 @@ Fit = dict[str, str | None]
 """drafter, summary, and for each verifier why the two cannot serve (None: they can)."""
 
 
-def info(engine: EngineArgs, *, as_json: bool) -> None:
+def info(engine: EngineArgs, *, as_json: bool, with_probe: bool = False) -> None:
     """Describe the model; the arguments are the command's."""
     from paceline.draft.head import facts_of, method_of
     from paceline.engine.budget import memory_of
@@ -66,12 +67,15 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     kind = told.method if told is not None else "foreign" if problem else "draft"
     drafters = fits(provided(None if told is not None and problem else at, kind))
     plans = [] if engine.memory is None else budgeted(engine, known[0].path, None if problem else at, kind)
+    probes = probed(engine, told, problem) if with_probe else None
     if as_json:
         entry: dict[str, Any] = dict(zip(("model", "draft"), sheets))
         if told is not None:
             entry["head"] = asdict(told)
         entry |= {"draft_refused": problem, "least_memory": least, "longest_context": longest, "drafters": drafters}
         entry["memory_plan"] = plans
+        if probes is not None:
+            entry["probe"] = {name: asdict(it) for name, it in zip(("served", "pytorch"), probes)}
         typer.echo(json.dumps(entry, ensure_ascii=False, indent=2))
         return
     from rich.console import Console
@@ -88,6 +92,19 @@ def info(engine: EngineArgs, *, as_json: bool) -> None:
     for line in plans if problem is None else [problem, *plans]:
         typer.echo(line)
     console.print(ladder(drafters))
+    if probes is not None:
+        from paceline.cli.probe import probe_lines
+
+        typer.echo("\n".join(probe_lines(*probes)))
+
+
+def probed(engine: EngineArgs, head: "HeadFacts | None", problem: str | None) -> "tuple[HeadProbe, HeadProbe]":
+    """What the head drafts, as it is served and by PyTorch alone. Raises InputError where there is none."""
+    from paceline.cli.probe import probe, reference
+
+    if head is None or problem is not None:
+        raise InputError(problem or "probe needs a head; give its directory with --draft.")
+    return probe(engine.options(), head.method), reference(engine.options(), head.method)
 
 
 def budgeted(engine: EngineArgs, model: Path, draft: Path | None, kind: str) -> list[str]:

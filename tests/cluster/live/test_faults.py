@@ -12,6 +12,7 @@ from paceline.cluster.live import engines as live
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.front import ClusterLLM
 from paceline.cluster.live.messages import Opening, Word
+from paceline.core.operations import Reserve
 from paceline.engine.options import Options
 from tests.cluster.live.links import DirectLink
 from tests.cluster.live.test_live import ASKED, KINDS, OPTIONS, Heard, alone, clean, cluster, heard, links, until
@@ -157,3 +158,59 @@ async def test_a_new_front_gives_the_same_text(alone: list[Heard], cluster: Clus
     await again.start(1)
     assert await heard(ClusterLLM(again, Options(**OPTIONS)), KINDS[1]) == alone[1]
     await again.close()
+
+
+async def test_requests_that_swap_places(alone: list[Heard], cluster: ClusterLLM) -> None:
+    """Both go at once, again and again, and one is sent twice."""
+    asking = [asyncio.create_task(heard(cluster, KINDS[which])) for which in (0, 5)]
+    await until(lambda: sum(len(v.request.output) > 1 for v in cluster.engines.voyages.going) == 2)
+    one, two = cluster.engines.voyages.going
+    if one.link is two.link:
+        assert await cluster.engines.move(two, next(it for it in links(cluster) if it is not one.link)) == "moved"
+    became = list[str]()
+    for _ in range(3):
+        here, there = one.link, two.link
+        moves = ((one, there), (two, here), (one, there))
+        became += await asyncio.gather(*(cluster.engines.move(voyage, to) for voyage, to in moves))
+    assert became[:3] == ["moved", "moved", "stayed"]
+    assert list(await asyncio.gather(*asking)) == [alone[0], alone[5]]
+    await clean(cluster)
+
+
+@pytest.mark.parametrize("when", ["reserve", "peek", "settle", "sealed", "park", "open"])
+async def test_the_destination_fills_up_in_each_stage_of_a_move(
+    when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was reserved is the request's own: it moves, or it stays where its first question came too late."""
+    asking = asyncio.create_task(heard(cluster, KINDS[0]))
+    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    [voyage] = cluster.engines.voyages.going
+    [to] = [link for link in links(cluster) if link is not voyage.link]
+    engine, taken = to.host.llm.llm.engine, list[int]()
+
+    def fill() -> None:
+        if not taken and (room := engine.cache.room()):
+            taken.append(engine.apply(Reserve(room)))
+
+    for link in links(cluster):
+        for verb in ("ask", "give", "open"):
+            plain = getattr(link, verb)
+
+            async def filled(plain: Any, *args: Any) -> Any:
+                await to.host.llm.call(fill)
+                return await plain(*args)
+
+            def asked(first: str, *args: Any, plain: Any = plain, verb: str = verb) -> Any:
+                if when == first and verb == "ask":
+                    return filled(plain, first, *args)
+                if when in (first, verb):
+                    fill()
+                return plain(first, *args)
+
+            monkeypatch.setattr(link, verb, asked)
+    became = await asyncio.wait_for(cluster.engines.move(voyage, to), 30)
+    assert taken and became in (("stayed", "ended") if when == "reserve" else ("moved", "ended"))
+    assert await asyncio.wait_for(asking, 30) == alone[0]
+    monkeypatch.undo()
+    await to.ask("settle", taken[0], None)
+    await clean(cluster)

@@ -1,6 +1,7 @@
 """Where requests go, who gives to whom, and how many engines there should be."""
 
 import random
+from dataclasses import replace
 from math import inf
 
 from paceline.cluster.live.engines import load_of
@@ -112,6 +113,10 @@ def test_the_number_of_engines_follows_the_mean_freeness() -> None:
     assert (state.above, change) == (1.0, 0) and scaled(rule, state, idle, 0, 6.0)[1] == -1
     assert scaled(rule, state, idle[:1], 0, 6.0)[1] == 0, "one is the fewest"
     assert scaled(rule, ScaleState(), [], 0, 0.0)[1] == 1
+    mixed = [load("a", 100, 4), load("b", 0, 0)]
+    assert scaled(rule, ScaleState(), mixed, 0, 1.0) == (ScaleState(), 0), "an idle engine is no reason to lose one"
+    silent = [load("a", 40, 2), load("b", 0, 2, alive=False), load("c", 0, 2, draining=True)]
+    assert scaled(replace(rule, fewest=2), ScaleState(), silent, 0, 1.0)[1] == 0, "a silent one may come back"
     assert spared(full + idle[1:]) == "b" and spared([]) is None
 
 

@@ -57,9 +57,12 @@ def freeness(load: EngineLoad) -> float:
     """Blocks that are free for each sample, after what waits first and the headroom of urgent ones have had their own:
     about the steps until one must wait, in blocks. -inf for an engine that drains, by the request of infinite use that
     stands in it."""
-    if not load.takes:
-        return -inf
-    return _each(load.blocks - load.used - load.wanted - load.headroom, load)
+    return _each(spare(load), load) if load.takes else -inf
+
+
+def spare(load: EngineLoad) -> int:
+    """Blocks that are free after what waits first and the headroom."""
+    return load.blocks - load.used - load.wanted - load.headroom
 
 
 def room_for_more(load: EngineLoad, pressing: bool = False) -> float:
@@ -138,7 +141,9 @@ def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]]) -> Samp
 
 @dataclass(frozen=True, slots=True)
 class ScaleRule:
-    """Thresholds for the number of engines: the mean freeness is to stay within `low` and `high`."""
+    """Thresholds for the number of engines: the freeness of all together, which is their spare blocks for each sample,
+    is to stay within `low` and `high`. The mean of theirs would not do: one idle engine would outweigh many full ones,
+    and go."""
 
     low: float = 16.0
     high: float = 64.0
@@ -150,7 +155,7 @@ class ScaleRule:
 
 @dataclass(frozen=True, slots=True)
 class ScaleState:
-    """Since when the mean freeness has been too low or too high; None: it is within."""
+    """Since when the freeness has been too low or too high; None: it is within."""
 
     below: float | None = None
     above: float | None = None
@@ -166,11 +171,12 @@ def scaled(rule: ScaleRule, state: ScaleState, loads: Sequence[EngineLoad], comi
         return ScaleState(), 1
     if not taking:
         return state, 0
-    mean = sum(min(freeness(load), float(load.blocks)) for load in taking) / len(taking)
-    if mean < rule.low and count < rule.most:
+    blocks, samples = sum(map(spare, taking)), sum(load.running + load.waiting for load in taking)
+    free = blocks / max(1, samples) if blocks > 0 else float(blocks)
+    if free < rule.low and count < rule.most:
         below = now if state.below is None else state.below
         return (ScaleState(), 1) if now - below >= rule.patience_s else (ScaleState(below=below), 0)
-    if mean > rule.high and count > rule.fewest and not coming:
+    if free > rule.high and count > rule.fewest and not coming:
         above = now if state.above is None else state.above
         return (ScaleState(), -1) if now - above >= rule.patience_s else (ScaleState(above=above), 0)
     return ScaleState(), 0
