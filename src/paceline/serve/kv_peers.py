@@ -1,5 +1,6 @@
-"""Who is connected to the sockets of K/V events. ZeroMQ bounds neither the topics of a subscriber nor the frames of a
-message that does not end, so a peer that sends more than routers ever do is cut off: what it sent is freed with it.
+"""Peers that are connected to the sockets of K/V events. ZeroMQ bounds neither the topics of a subscriber nor the
+frames of a message that does not end, so a peer that sends more than routers ever do is cut off: what it sent is freed
+with it.
 
 ZeroMQ tells which file each connection is, and Linux how much has come on it. A second handle is held, so that the
 number of the file stays this connection's.
@@ -38,7 +39,7 @@ def received(peer: socket.socket) -> int:
 
 
 class Connections:
-    """Those of one socket of ZeroMQ, by the numbers of their files. For one thread."""
+    """Connections of one socket of ZeroMQ, by the numbers of their files; used by one thread."""
 
     def __init__(self, events: "zmq.Socket[bytes]") -> None:
         self.events = events
@@ -121,7 +122,7 @@ class PeerGuard:
                     each.close()
             watched = [each for each in watched if not each.events.closed]
             if watched:
-                poller.poll(1000 * (PEER_LOOK_S if any(each.peers for each in watched) else PEER_REST_S))
+                poller.poll(round(1000 * (PEER_LOOK_S if any(each.peers for each in watched) else PEER_REST_S)))
             else:
                 self._ended.wait(PEER_LOOK_S)
         for each in watched:
