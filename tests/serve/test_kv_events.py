@@ -6,6 +6,7 @@ import tracemalloc
 import urllib.request
 import uuid
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -24,6 +25,7 @@ from paceline.serve.kv_events import (
     follows,
     number,
 )
+from paceline.serve.kv_peers import MOST_PEER_BYTES
 from paceline.serve.kv_repeats import LAST_NUMBER, MOST_PEERS, PEER_MESSAGES
 from paceline.serve.settings import Settings
 from tests.serve.http import post, send
@@ -288,25 +290,92 @@ def test_texts_of_tenants_are_not_joined() -> None:
     assert not follows(BlockStored([2], None, [2], 1), first)
 
 
+def by_hand(peer: socket.socket, address: str, role: str) -> None:
+    """A connection in ZMTP 3.0, for what no client of ZeroMQ sends."""
+    peer.settimeout(WAIT_MS / 1000)
+    kind, _, rest = address.partition("://")
+    host, _, port = rest.rpartition(":")
+    peer.connect(rest.replace("@", "\0") if kind == "ipc" else (host, int(port)))
+    peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(52, b"\0"))
+    ready = b"\x05READY\x0bSocket-Type" + len(role).to_bytes(4, "big") + role.encode()
+    peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+
+
+def ended(peer: socket.socket) -> bool:
+    """Waits until the other end has cut the connection off."""
+    try:
+        while peer.recv(4096):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
 @pytest.mark.parametrize("kind", ["endpoint", "replay_endpoint"])
 def test_a_peer_that_announces_a_huge_frame_is_cut_off(kind: str) -> None:
-    """By hand in ZMTP 3.0, as no client announces a frame without having it."""
+    """As no client announces a frame without having it."""
     at = {"endpoint": abstract(), "replay_endpoint": abstract()}
     publisher = KvEvents(EventsConfig(endpoint=at["endpoint"], replay_endpoint=at["replay_endpoint"]))
     try:
         with socket.socket(socket.AF_UNIX) as peer:
-            peer.settimeout(WAIT_MS / 1000)
-            peer.connect(at[kind].replace("ipc://@", "\0"))
-            peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(52, b"\0"))
-            role = b"SUB" if kind == "endpoint" else b"DEALER"
-            ready = b"\x05READY\x0bSocket-Type" + len(role).to_bytes(4, "big") + role
-            peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+            by_hand(peer, at[kind], {"endpoint": "SUB"}.get(kind, "DEALER"))
             peer.sendall(b"\x02" + (3 << 30).to_bytes(8, "big"))
-            try:
-                while peer.recv(4096):
-                    pass
-            except ConnectionResetError:
-                pass
+            assert ended(peer)
+    finally:
+        publisher.close()
+
+
+HOSTILE = {
+    "frames of a subscriber": ("SUB", b"\x03" + (4000).to_bytes(8, "big") + b"\x02" * 4000),
+    "frames of a request": ("DEALER", b"\x01\x08" + bytes(8)),
+    "topics": ("SUB", b"\x00\x28\x01" + b"t" * 39),
+}
+"""What a peer sends again and again: frames of a message that does not end, topics."""
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_peer_that_sends_without_end_is_cut_off(what: str) -> None:
+    role, frame = HOSTILE[what]
+    publisher = KvEvents(EventsConfig(endpoint="tcp://127.0.0.1:*", replay_endpoint="tcp://127.0.0.1:*"))
+    events = publisher._pub.get(zmq.LAST_ENDPOINT)
+    assert isinstance(events, bytes) and publisher._repeats is not None
+    address = publisher._repeats.address if role == "DEALER" else events.decode().rstrip("\0")
+    context = zmq.Context()
+    good = context.socket(zmq.SUB)
+    good.setsockopt(zmq.SUBSCRIBE, b"")
+    good.connect(events.decode().rstrip("\0"))
+    try:
+        with socket.socket() as peer:
+            by_hand(peer, address, role)
+            sent = 0
+            with suppress(ConnectionError, TimeoutError):  # in time a buffer is full, or nobody is there
+                peer.settimeout(2)
+                while sent < 64 << 20:
+                    sent += peer.send(frame * 100)
+            assert sent > MOST_PEER_BYTES
+            peer.settimeout(WAIT_MS / 1000)
+            assert ended(peer)
+        while not good.poll(10):  # another is served as before
+            publisher.cleared()
+            publisher._turn()
+    finally:
+        context.destroy(linger=0)
+        publisher.close()
+
+
+def test_connections_of_one_socket_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.kv_peers.MOST_CONNECTIONS", 1)
+    publisher = KvEvents(EventsConfig(endpoint="tcp://127.0.0.1:*"))
+    events = publisher._pub.get(zmq.LAST_ENDPOINT)
+    assert isinstance(events, bytes)
+    address = events.decode().rstrip("\0")
+    try:
+        with socket.socket() as first, socket.socket() as second:
+            by_hand(first, address, "SUB")
+            assert first.recv(64), "its greeting"
+            with suppress(ConnectionError):
+                by_hand(second, address, "SUB")
+            assert ended(second)
     finally:
         publisher.close()
 

@@ -24,6 +24,7 @@ try:
     import msgspec
     import zmq
 
+    from paceline.serve.kv_peers import PeerGuard
     from paceline.serve.kv_repeats import Repeats
 except ImportError as error:
     raise InputError(
@@ -43,6 +44,8 @@ REPEATS_A_TURN = 16
 """Most requests for earlier batches that are answered before new events go out."""
 MOST_REQUEST_BYTES = 4096
 """Largest frame that a peer may send, a topic or a number; one that announces more is cut off before it has memory."""
+WAITING_REQUESTS = 64
+"""Messages of a peer that wait to be read; what is more stays with it."""
 MOST_COUNT = 2**31 - 1
 """What ZeroMQ takes as a number."""
 
@@ -159,6 +162,7 @@ class KvEvents:
         self._number = 0
         self._more, self._ended = Event(), Event()
         self._context = zmq.Context()
+        self._guard = PeerGuard(self._context)
         self._pub = self._socket(zmq.PUB, config.endpoint)
         self._pub.set(zmq.SNDHWM, config.hwm)
         self._repeats: Repeats | None = None
@@ -169,7 +173,7 @@ class KvEvents:
                 address = config.replay_endpoint
                 self._repeats = Repeats(partial(self._socket, zmq.ROUTER, address), address, config.buffer_steps)
         except zmq.ZMQError as error:
-            self._context.destroy(linger=0)
+            self._destroy(0)
             raise InputError(f"kv_events_config: {address} cannot be used: {error}.") from error
         if config.open_to_all:
             log.warning(
@@ -180,8 +184,14 @@ class KvEvents:
     def _socket(self, kind: int, address: str) -> "zmq.Socket[bytes]":
         made = self._context.socket(kind)
         made.set(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
+        made.set(zmq.RCVHWM, WAITING_REQUESTS)
         made.set(zmq.IPV6, int("[" in address))
+        self._guard.watch(made)
         return made
+
+    def _destroy(self, linger_s: float) -> None:
+        self._guard.close()
+        self._context.destroy(linger=round(1000 * linger_s))
 
     def attach(self, engine: Engine) -> None:
         """Follow the engine's prefix cache from now on. InputError where it has none."""
@@ -237,7 +247,7 @@ class KvEvents:
                 self._turn()
             self._turn()
         finally:
-            self._context.destroy(linger=round(1000 * LINGER_S))
+            self._destroy(LINGER_S)
 
     def _turn(self) -> None:
         """Publish what has come, then answer who asked before: an answer has all events from before its request."""
@@ -279,7 +289,7 @@ class KvEvents:
         self._ended.set()
         self._more.set()
         if self._thread.ident is None:  # it was never started
-            self._context.destroy(linger=0)
+            self._destroy(0)
         else:
             self._thread.join(JOIN_S)
 

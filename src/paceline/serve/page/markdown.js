@@ -4,7 +4,7 @@
 const FENCE = /^ {0,3}(`{3,}|~{3,})\s*([\w+#.-]*)/, HEADING = /^(#{1,6})\s+(?=\S)/, QUOTE = /^ {0,3}> ?/;
 const ITEM = /^(\s*)(?:[-*+]|(\d{1,9})[.)])\s+(?=\S)/, RULE = /^ {0,3}(?:(?:\* *){3,}|(?:- *){3,}|(?:_ *){3,})$/;
 const DEEPEST = 12;  // quotes, lists and emphasis inside one another; what is deeper stays as it is written
-const DIVIDER = /^ *\|?(?: *:?-+:? *\|)+ *(?::?-+:? *)?$/;
+const DIVIDER = /^ *(?:\| *)?(?::?-+:? *\| *)+(?::?-+:? *)?$/;
 
 /** `plain(from, to)`: nodes of that part of `text`, coloured by source. */
 function markdown(text, plain) {

@@ -1,0 +1,134 @@
+"""Peers that are connected to the sockets of K/V events. ZeroMQ bounds neither the topics of a subscriber nor the
+frames of a message that does not end, so a peer that sends more than routers ever do is cut off: what it sent is freed
+with it.
+
+ZeroMQ tells which file each connection is, and Linux how much has come on it. A second handle is held, so that the
+number of the file stays this connection's.
+"""
+
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import suppress
+from itertools import count
+from queue import Empty, SimpleQueue
+from threading import Event, Thread
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+log = logging.getLogger(__name__)
+MOST_PEER_BYTES = 64 << 10
+"""Most that a peer may send on one connection: its topics, or its requests and signs of life. A topic takes some fifty
+times its length in ZeroMQ. A peer that is cut off connects again by itself."""
+MOST_CONNECTIONS = 64
+"""Most peers of one socket."""
+PEER_LOOK_S, PEER_REST_S = 0.02, 0.2
+"""Seconds between two looks at the connections, with some and without any."""
+RECEIVED_AT = 128
+"""Where tcp_info (linux/tcp.h) has tcpi_bytes_received, of 8 bytes."""
+
+
+def received(peer: socket.socket) -> int:
+    """Bytes that have come on a connection; 0 where the system does not say."""
+    with suppress(OSError, AttributeError):
+        info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED_AT + 8)
+        return int.from_bytes(info[RECEIVED_AT : RECEIVED_AT + 8], "little")
+    return 0
+
+
+class Connections:
+    """Connections of one socket of ZeroMQ, by the numbers of their files; used by one thread."""
+
+    def __init__(self, events: "zmq.Socket[bytes]") -> None:
+        self.events = events
+        self.peers: dict[int, socket.socket] = {}
+
+    def look(self) -> bool:
+        """Cut off who sent too much; False once the socket has been closed."""
+        while self.events.poll(0):
+            event = recv_monitor_message(self.events)
+            if event["event"] == zmq.Event.MONITOR_STOPPED:
+                return False
+            self._forget(event["value"])
+            if event["event"] == zmq.Event.ACCEPTED:
+                self._accepted(event["value"])
+        for peer in self.peers.values():
+            if (bytes := received(peer)) > MOST_PEER_BYTES:
+                cut(peer, f"it has sent {bytes:,} bytes")
+        return True
+
+    def _accepted(self, file: int) -> None:
+        try:
+            peer = socket.socket(fileno=os.dup(file))
+        except OSError:  # it has gone
+            return
+        if peer.family not in (socket.AF_INET, socket.AF_INET6):
+            peer.close()
+        elif len(self.peers) >= MOST_CONNECTIONS:
+            cut(peer, f"there are {MOST_CONNECTIONS} others")
+            peer.close()
+        else:
+            self.peers[file] = peer
+
+    def _forget(self, file: int) -> None:
+        if (gone := self.peers.pop(file, None)) is not None:
+            gone.close()
+
+    def close(self) -> None:
+        for file in list(self.peers):
+            self._forget(file)
+        self.events.close(linger=0)
+
+
+def cut(peer: socket.socket, why: str) -> None:
+    with suppress(OSError):
+        peer.shutdown(socket.SHUT_RDWR)
+        log.warning("A peer of K/V events is cut off: %s.", why)
+
+
+class PeerGuard:
+    """Looks at the connections of all sockets that are handed to it, in a thread of its own: reading what a peer sent
+    may hold up the thread that publishes."""
+
+    def __init__(self, context: "zmq.Context[zmq.Socket[bytes]]") -> None:
+        self._context = context
+        self._numbers: Iterator[int] = count()
+        self._new: SimpleQueue[zmq.Socket[bytes]] = SimpleQueue()
+        self._ended = Event()
+        self._thread = Thread(target=self._run, name="paceline-kv-peers", daemon=True)
+        self._thread.start()
+
+    def watch(self, made: "zmq.Socket[bytes]") -> None:
+        """Follow a socket from now on, before it is bound. To be called by the socket's thread."""
+        address = f"inproc://peers-{next(self._numbers)}"
+        events_of_peers = zmq.Event.ACCEPTED | zmq.Event.DISCONNECTED | zmq.Event.CLOSED | zmq.Event.MONITOR_STOPPED
+        made.monitor(address, events_of_peers)
+        events = self._context.socket(zmq.PAIR)
+        events.connect(address)
+        self._new.put(events)
+
+    def _run(self) -> None:
+        watched, poller = list[Connections](), zmq.Poller()
+        while not self._ended.is_set():
+            with suppress(Empty):
+                while True:
+                    watched.append(Connections(self._new.get_nowait()))
+                    poller.register(watched[-1].events, zmq.POLLIN)
+            for each in watched:
+                if not each.look():
+                    poller.unregister(each.events)
+                    each.close()
+            watched = [each for each in watched if not each.events.closed]
+            if watched:
+                poller.poll(round(1000 * (PEER_LOOK_S if any(each.peers for each in watched) else PEER_REST_S)))
+            else:
+                self._ended.wait(PEER_LOOK_S)
+        for each in watched:
+            each.close()
+
+    def close(self) -> None:
+        """To be called before the context is destroyed."""
+        self._ended.set()
+        self._thread.join()
