@@ -9,9 +9,10 @@ import pytest
 from paceline.cluster.live import engines as live
 from paceline.cluster.live.engines import MOVES_AT_ONCE, Engines
 from paceline.cluster.live.freeness import ScaleRule
-from paceline.cluster.live.messages import EngineGoneError, EngineLink
+from paceline.cluster.live.messages import EngineGoneError, EngineLink, Submitted
 from paceline.cluster.live.voyage import Voyage
 from paceline.core.errors import InputError
+from paceline.core.params import SamplingParams
 from paceline.engine.totals import Snapshot
 from tests.cluster.live.fakes import FakeLink, sample
 from tests.cluster.live.test_engines import fakes, link, quick, until
@@ -282,4 +283,17 @@ async def test_a_move_counts_at_both_ends() -> None:
     with pytest.raises(asyncio.CancelledError):
         await moving
     assert [load.used for load in engines.loads()] == [4, 0]
+    await engines.close()
+
+
+async def test_a_sample_that_waits_for_its_turn_outlives_several_engines() -> None:
+    """It got no token of five in a row, and is not what ended them."""
+    engines = await fakes(2)
+    [voyage] = await engines.voyages.begin(Submitted([1, 2], SamplingParams()), lambda request: None)
+    for _ in range(5):
+        dead = voyage.link
+        dead.kill()
+        await until(lambda dead=dead: voyage.over or voyage.link is not dead)
+    assert voyage.request.finish is None and voyage in engines.voyages.going
+    engines.voyages.end([voyage])
     await engines.close()
