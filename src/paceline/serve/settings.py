@@ -210,7 +210,8 @@ class Settings:
             check(math.isfinite(getattr(self, name)), name, "a finite number")
         check(1 <= self.engines <= MOST_ENGINES, "engines", f"in [1, {MOST_ENGINES}]")
         most = self.engines if self.max_engines is None else self.max_engines
-        check(self.engines <= most <= MOST_ENGINES, "max_engines", f"engines, {self.engines}, to {MOST_ENGINES}")
+        check(most <= MOST_ENGINES, "max_engines", f"at most {MOST_ENGINES}")
+        check(self.engines <= most, "max_engines", f"at least engines, which is {self.engines}")
         check(0 <= self.engine_cpus <= MOST_ENGINES, "engine_cpus", f"in [0, {MOST_ENGINES}]")
         for name in ("api_keys", "router_keys", "cors_origins", "served_model_name", "allowed_hosts"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")

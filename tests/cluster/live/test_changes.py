@@ -9,7 +9,7 @@ import pytest
 from paceline.cluster.live import engines as live
 from paceline.cluster.live.engines import MOVES_AT_ONCE, Engines
 from paceline.cluster.live.freeness import ScaleRule
-from paceline.cluster.live.messages import EngineGoneError, EngineLink, Submitted
+from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink, Submitted
 from paceline.cluster.live.voyage import Voyage
 from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
@@ -296,4 +296,33 @@ async def test_a_sample_that_waits_for_its_turn_outlives_several_engines() -> No
         await until(lambda dead=dead: voyage.over or voyage.link is not dead)
     assert voyage.request.finish is None and voyage in engines.voyages.going
     engines.voyages.end([voyage])
+    await engines.close()
+
+
+async def test_one_that_drains_serves_on_where_no_other_is_left() -> None:
+    """The others died; it goes when a new one is there."""
+    ready = asyncio.Event()
+    engines = await fakes(2)
+    drained = asyncio.create_task(engines.drain("engine-1"))
+    held = sample(engines, link(engines, 1), 2)
+    await until(lambda: engines.states["engine-1"].draining)
+
+    class SlowLink(FakeLink):
+        async def facts(self) -> EngineFacts:
+            await ready.wait()
+            return await super().facts()
+
+    engines.make = SlowLink
+    engines.lost(link(engines, 2), EngineGoneError("killed"))
+    assert (await engines.freest(patience_s=1.0)).name == "engine-1"
+    engines.voyages.going.discard(held)
+    await asyncio.sleep(0.2)
+    assert "engine-1" in engines.states and not drained.done()
+    with pytest.raises(InputError, match="drains already"):
+        await engines.drain("engine-1")
+    with pytest.raises(InputError, match="no engine 'engine-9'"):
+        await engines.drain("engine-9")
+    ready.set()
+    await drained
+    assert [*engines.states] == ["engine-3"]
     await engines.close()

@@ -204,16 +204,19 @@ class Engines:
             del self._opening[key]
 
     async def freest(self, pressing: bool = False, patience_s: float | None = None) -> EngineLink:
-        """The engine for a request, which may be urgent. Raises RuntimeError when none takes any for so long; for a new
-        request that is `NO_LINK_S`."""
+        """The engine for a request, which may be urgent; one that drains where no other is left. Raises RuntimeError
+        when none takes any for so long; for a new request that is `NO_LINK_S`."""
         until = monotonic() + (NO_LINK_S if patience_s is None else patience_s)
-        while (name := place(self.loads(), pressing)) is None:
+        while (name := place(self.loads(), pressing) or self._last_resort(pressing)) is None:
             self._change.clear()
             try:
                 await asyncio.wait_for(self._change.wait(), max(0.0, until - monotonic()))
             except TimeoutError:
                 raise RuntimeError("No engine answers; try again later.") from None
         return self.states[name].link
+
+    def _last_resort(self, pressing: bool) -> str | None:
+        return None if self.serving else place([replace(load, draining=False) for load in self.loads()], pressing)
 
     def lost(self, link: EngineLink, error: Exception) -> None:
         """An engine is dead. Another one is started in its place."""
@@ -292,10 +295,11 @@ class Engines:
         """Take an engine out: its samples go to the others while they are decoded, then it ends. It goes on where the
         caller is cancelled."""
         state = self.states.get(name)
-        if state is None or state.draining:
-            raise InputError(
-                f"There is no engine {name[:60]!r} that takes requests; there are {', '.join(self.states)}."
-            )
+        if state is not None and state.draining:
+            raise InputError(f"The engine {name!r} drains already; it goes when it is empty.")
+        if state is None:
+            known = ", ".join(each for each, now in self.states.items() if not now.draining)
+            raise InputError(f"There is no engine {name[:60]!r}; those that serve are {known}.")
         if self.serving < 2:
             raise InputError("The last engine cannot be drained; add another one first.")
         state.draining = True
@@ -324,7 +328,7 @@ class Engines:
         state.draining = True
         while self.states.get(name) is state:
             left = self._on(state.link)
-            if not left and all(engine != name for engine, _ in self._comings()):
+            if not left and self.serving and all(engine != name for engine, _ in self._comings()):
                 break
             for voyage in left:
                 if voyage.moving or voyage.link is not state.link or len(moves) >= MOVES_AT_ONCE:
