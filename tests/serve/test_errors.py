@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from paceline.core.errors import BusyError, CapacityError, InputError
+from paceline.core.errors import BusyError, CapacityError, InputError, LostError
 from paceline.serve.errors import as_api_error, blamed, error_response, written
 from tests.serve.http import post, send
 
@@ -103,6 +103,8 @@ def test_blame() -> None:
 
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages", "/v1/responses", "/api/chat"])
 def test_busy_machine_is_429_with_a_time(path: str) -> None:
+    gone = as_api_error(LostError("No engine answers; try again later."))
+    assert gone.status == 503 and "try again later" in gone.message and gone.headers == {"Retry-After": "5"}
     fault = as_api_error(BusyError("This machine is too busy; try again."))
     answer = error_response(fault, path)
     assert answer.status_code == 429 and int(answer.headers["Retry-After"]) > 0

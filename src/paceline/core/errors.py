@@ -39,7 +39,7 @@ class DiskError(PacelineError):
 
 
 class LostError(PacelineError):
-    """Another process that this one cannot do without has ended; what it held is gone."""
+    """Another process that this one cannot do without has ended or does not answer; what it held is gone."""
 
 
 class IntegrityError(AssertionError):

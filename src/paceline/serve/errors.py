@@ -11,7 +11,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-from paceline.core.errors import BusyError, PacelineError
+from paceline.core.errors import BusyError, LostError, PacelineError
 from paceline.core.grammar import MOST_DEPTH
 from paceline.engine.adapters import NoAdapterError
 from paceline.engine.door import DOOR
@@ -86,6 +86,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return error
         case BusyError():
             return ApiError(429, str(error), code="host_busy", headers={"Retry-After": "2"})
+        case LostError():
+            return ApiError(503, str(error), code="engine_lost", headers={"Retry-After": "5"})
         case NoAdapterError():  # it was unloaded since the request named it
             return ApiError(404, str(error), param="model", code="model_not_found")
         case PacelineError():

@@ -4,6 +4,7 @@ import asyncio
 import random
 import time
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -125,7 +126,7 @@ async def test_an_engine_whose_own_clock_jumps_gives_its_reservations_back(
 async def test_a_client_leaves_in_each_stage_of_a_move(
     when: str, cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subscription = await cluster.submit([(cluster.llm.text.encode(ASKED), KINDS[0])])
+    subscription = await cluster.submit([(cluster.llm.text.encode(ASKED), replace(KINDS[0], max_tokens=400))])
     await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
     [voyage] = cluster.engines.voyages.going
     [to] = [link for link in links(cluster) if link is not voyage.link]

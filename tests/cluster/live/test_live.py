@@ -11,7 +11,7 @@ from paceline import AsyncLLM, Grammar, SamplingParams
 from paceline.cluster.live import engines as live
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.front import ClusterLLM
-from paceline.core.errors import InputError, RefusalError
+from paceline.core.errors import InputError, LostError, RefusalError
 from paceline.engine.async_llm import Subscription
 from paceline.engine.options import Options
 from tests.cluster.live.links import DirectLink
@@ -204,7 +204,7 @@ async def test_what_ends_each_engine_is_given_up(cluster: ClusterLLM, monkeypatc
         return plain(self, key, opening)
 
     monkeypatch.setattr(DirectLink, "open", deadly)
-    with pytest.raises(RuntimeError, match="broke off"):
+    with pytest.raises(LostError, match="broke off"):
         await asyncio.wait_for(cluster.submit([([5], None)]), 60)
     assert (await heard(cluster, KINDS[0]))[0][2] == "length"
 

@@ -22,7 +22,7 @@ from paceline.cluster.live.freeness import (
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink
 from paceline.cluster.live.moving import move
 from paceline.cluster.live.voyage import START_S, Voyage, Voyages
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, LostError
 from paceline.core.request import Request
 from paceline.engine.totals import Snapshot, Totals
 
@@ -204,7 +204,7 @@ class Engines:
             del self._opening[key]
 
     async def freest(self, pressing: bool = False, patience_s: float | None = None) -> EngineLink:
-        """The engine for a request, which may be urgent; one that drains where no other is left. Raises RuntimeError
+        """The engine for a request, which may be urgent; one that drains where no other is left. Raises LostError
         when none takes any for so long; for a new request that is `NO_LINK_S`."""
         until = monotonic() + (NO_LINK_S if patience_s is None else patience_s)
         while (name := place(self.loads(), pressing) or self._last_resort(pressing)) is None:
@@ -212,7 +212,7 @@ class Engines:
             try:
                 await asyncio.wait_for(self._change.wait(), max(0.0, until - monotonic()))
             except TimeoutError:
-                raise RuntimeError("No engine answers; try again later.") from None
+                raise LostError("No engine answers; try again later.") from None
         return self.states[name].link
 
     def _last_resort(self, pressing: bool) -> str | None:

@@ -10,8 +10,8 @@ from typing import NoReturn
 from paceline.cluster.live.adapters import FrontAdapters
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Submitted
-from paceline.cluster.live.voyage import Voyage
-from paceline.core.errors import RefusalError
+from paceline.cluster.live.voyage import BROKE_OFF, Voyage
+from paceline.core.errors import LostError, RefusalError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.draft import DRAFTERS
@@ -147,7 +147,7 @@ class ClusterLLM:
                 return vectors
             except EngineGoneError as error:
                 self.engines.lost(link, error)
-        raise RuntimeError("The engines that were asked broke off.")
+        raise LostError(BROKE_OFF)
 
     async def generate(self, prompt: list[int], params: SamplingParams) -> None:
         """Warm up."""

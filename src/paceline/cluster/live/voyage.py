@@ -21,6 +21,7 @@ from paceline.cluster.live.messages import (
     Word,
 )
 from paceline.cluster.live.mirror import hear, mirrored, written
+from paceline.core.errors import LostError
 from paceline.core.handover import HandoverEvent
 from paceline.core.request import Request
 
@@ -33,6 +34,8 @@ log = logging.getLogger("paceline")
 MOST_LOSSES = 7
 """Engines that one sample may lose without a token in between before it is given up: it may be what ends them. Not
 fewer: of a crowd that goes on elsewhere the last ones wait long for their next token, whatever dies meanwhile."""
+
+BROKE_OFF = "The engines that were asked broke off, perhaps over this request; change it, or try later."
 
 
 @dataclass(eq=False)
@@ -91,7 +94,9 @@ class Voyages:
                 self.engines.lost(link, error)
                 losses += 1
                 if losses > MOST_LOSSES:
-                    raise RuntimeError("The engines that were asked broke off.") from error
+                    raise LostError(
+                        "The engines that were asked broke off, perhaps over this request; change it, or try later."
+                    ) from error
                 continue
             if isinstance(word, Exception):
                 raise word
@@ -158,14 +163,13 @@ class Voyages:
         """Samples that no engine has go on, on the engine that is wished for or the freest one."""
         while going := [voyage for voyage in voyages if not voyage.over]:
             if any(voyage.losses > MOST_LOSSES for voyage in going):
-                message = "The engines that were asked broke off, perhaps over this request; change it, or try later."
-                self._fail([voyage for voyage in going if voyage.losses > MOST_LOSSES], message)
+                self._fail([voyage for voyage in going if voyage.losses > MOST_LOSSES], BROKE_OFF)
                 continue
             try:
                 wished = prefer is not None and self.engines.takes(prefer)
                 pressing = any(urgent(voyage.request.params.priority) for voyage in going)
                 link = prefer if wished and prefer is not None else await self.engines.freest(pressing, START_S)
-            except RuntimeError as error:
+            except LostError as error:
                 self._fail(going, str(error))
                 return
             packed = [written(voyage.request, self.engines.facts.origin) for voyage in going]
