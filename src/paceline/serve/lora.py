@@ -65,7 +65,7 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, host: Here) -> Respons
     """Serve an adapter no more."""
     server = await host.of(body.base_model_name)
     if server.settings.lora_root is None:
-        raise off()
+        raise off(server)
     if body.lora_name not in server.adapters.named:
         raise ApiError(404, f"There is no adapter {body.lora_name[:100]!r} here.", param="lora_name", code="not_found")
     check_owner(server, body.lora_name)
@@ -100,7 +100,7 @@ def allowed(server: Server, text: str, field: str = "lora_path") -> Path:
     """Where an adapter may lie. ApiError for a path outside the root, and where there is none."""
     root = server.settings.lora_root
     if root is None:
-        raise off()
+        raise off(server)
     if "\0" in text:
         raise ApiError(400, f"{field} has a zero byte.", param=field)
     try:
@@ -113,5 +113,5 @@ def allowed(server: Server, text: str, field: str = "lora_path") -> Path:
     return path
 
 
-def off() -> ApiError:
-    return ApiError(403, "Adapters are not loaded over HTTP here; start the server with --lora-root DIR.", code="off")
+def off(server: Server) -> ApiError:
+    return ApiError(403, f"Adapters are not loaded over HTTP here; {server.remedy('--lora-root DIR')}.", code="off")

@@ -125,6 +125,10 @@ class Server:
         view.adapter = name
         return view
 
+    def remedy(self, option: str) -> str:
+        """What to do where something is missing that an option brings, in words."""
+        return f"start the server with {option}"
+
     @property
     def alive(self) -> bool:
         return self.llm.alive

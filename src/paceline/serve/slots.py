@@ -105,7 +105,8 @@ async def of(host: Here, model: str | None) -> tuple[AsyncLLM, Slots, str, str]:
     server = await host.of(model)
     found = server.llm.llm.engine.operations.slots
     if found is None:
-        raise ApiError(501, "There are no slots here; start the server with --kv-disk DIR:SIZE.", code="not_supported")
+        remedy = server.remedy("--kv-disk DIR:SIZE")
+        raise ApiError(501, f"There are no slots here; {remedy}.", code="not_supported")
     call = DOOR.get()
     key = call.key if isinstance(call, HttpCall) else ""
     return server.llm, found, key, tenant_of(call)

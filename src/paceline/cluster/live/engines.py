@@ -144,7 +144,8 @@ class Engines:
                 raise InputError(f"{link.name} has another model than the engines before it.")
             if facts.adapters != first.adapters:
                 raise InputError(
-                    f"{link.name} has other adapters than the engines before it: their files have changed."
+                    f"{link.name} has other adapters than the engines before it: their files have changed; put them "
+                    "back, or start the cluster again."
                 )
             self.facts = first
         except TimeoutError:

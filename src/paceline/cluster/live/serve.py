@@ -50,6 +50,9 @@ class ClusterServer(Server):
     def max_requests(self) -> int:
         return self.cluster.max_requests
 
+    def remedy(self, option: str) -> str:
+        return "a cluster does not serve them"
+
 
 def engines_of(request: Request) -> Engines:
     """The engines behind an application."""
