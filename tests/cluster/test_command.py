@@ -93,6 +93,8 @@ def test_each_option_has_three_forms(
         (("serve", "--cluster", "--datastore", "a"), "A cluster does not serve datastore"),
         (("serve", "--cluster", "--lora-root", "a"), "A cluster does not serve lora_root"),
         (("cluster", "up", "--small", "a"), "A cluster does not serve small"),
+        (("serve", "--cluster", "--kv-disk", "a:1G"), "A cluster does not serve kv_disk"),
+        (("serve", "/no/such", "--cluster"), "/no/such is"),
     ],
 )
 def test_what_makes_no_sense_is_refused(words: tuple[str, ...], why: str, began: list[Any]) -> None:
@@ -100,10 +102,21 @@ def test_what_makes_no_sense_is_refused(words: tuple[str, ...], why: str, began:
     assert code == 2 and why in text and not began, text
 
 
+def test_a_key_for_clients_is_no_key_of_a_server(began: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sets it for the server thinks that it is guarded."""
+    monkeypatch.setenv("PACELINE_API_KEY", "k1")
+    code, text = said("serve", "--cluster", "--port", "0")
+    assert code == 2 and "PACELINE_API_KEY, the key that clients send" in text and not began
+    monkeypatch.setenv("PACELINE_API_KEYS", "k1")
+    assert said("serve", "--cluster", "--port", "0")[0] == 7 and began
+
+
 class Refusing(BaseHTTPRequestHandler):
     """A server that refuses, as a cluster does, and one that is none."""
 
     def do_POST(self) -> None:
+        assert self.headers["Authorization"] in (None, "Bearer k1")
+        self.server.asked = self.headers["Authorization"]  # type: ignore[attr-defined]
         body = b'{"error": {"message": "There is no engine x."}}' if self.path == "/cluster/drain" else b"<html>"
         self.send_response(400)
         self.send_header("Content-Length", str(len(body)))
@@ -114,11 +127,14 @@ class Refusing(BaseHTTPRequestHandler):
         pass
 
 
-def test_what_a_cluster_refuses_is_said_in_its_words() -> None:
+def test_what_a_cluster_refuses_is_said_in_its_words(monkeypatch: pytest.MonkeyPatch) -> None:
     with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         assert said("cluster", "drain", "x", "--url", url) == (2, "paceline: error: There is no engine x.")
         code, text = said("cluster", "renew", "--url", url)
-        assert code == 2 and "is no cluster (HTTP Error 400" in text
+        assert code == 2 and "is no cluster (HTTP Error 400" in text and server.asked is None  # type: ignore[attr-defined]
+        monkeypatch.setenv("PACELINE_API_KEY", "k1")
+        assert said("cluster", "drain", "x", "--url", url) == (2, "paceline: error: There is no engine x.")
+        assert server.asked == "Bearer k1"  # type: ignore[attr-defined]
         server.shutdown()

@@ -41,7 +41,7 @@ class ServingArgs(EngineArgs):
     ] = "auto"  # fmt: skip
 
 
-NOT_CLUSTERED = ("small",)
+NOT_CLUSTERED = ("small", "kv_disk")
 """Options of an engine that a cluster does not serve."""
 NOT_SHARED = ("models", "index", "datastore", "decision_log", "kv_events_config", "lora_root")
 """Settings of a server that a cluster does not serve."""
@@ -109,9 +109,11 @@ def cluster(args: ServingArgs, settings: Settings) -> int:
     from paceline.cluster.live.engines import Engines
     from paceline.cluster.live.freeness import ScaleRule
     from paceline.cluster.live.serve import run
+    from paceline.engine.pair import found
     from paceline.serve import logs
     from paceline.serve.run import bind
 
+    found(args.options())  # says what is wrong with a model before any process is started
     sock = bind(settings.host, settings.port)
     logs.configure(settings)
     join(settings.ray_address)
@@ -151,7 +153,11 @@ def gathered(
     args, settings = gather(given(context), model, engine, server, path)
     if args.order == "auto":
         args = replace(args, order="fair" if len(settings.keys()) > 1 or settings.router_keys else "fcfs")
-    settings.keys()
+    if not settings.keys() and os.environ.get(CLIENT_KEY):
+        raise InputError(
+            f"The environment has {CLIENT_KEY}, the key that clients send, but no key for the server; give "
+            f"{CLIENT_KEY}S, or unset it."
+        )
     return args, settings
 
 
@@ -227,8 +233,11 @@ def gather(
     return args, load(Settings, wishes, path, (ServingArgs,))
 
 
-OTHER_VARIABLES = ("CACHE", "CONFIG", "NATIVE", "FUZZ", "REAL", "SHARED", "SOAK_S")
-"""Variables that are no settings: of the cache directory, the settings file, the native library, and of the tests."""
+CLIENT_KEY = ENV_PREFIX + "API_KEY"
+"""The variable with the key that clients' commands send."""
+OTHER_VARIABLES = ("CACHE", "CONFIG", "NATIVE", "API_KEY", "FUZZ", "REAL", "SHARED", "SOAK_S")
+"""Variables that are no settings: of the cache directory, the settings file, the native library, a client's key, and of
+the tests."""
 
 
 def check_environment(environ: Mapping[str, str]) -> None:
@@ -238,7 +247,9 @@ def check_environment(environ: Mapping[str, str]) -> None:
     for name in sorted(environ):
         if name.startswith(ENV_PREFIX) and name not in known:
             near = difflib.get_close_matches(name, known, 1)
-            hint = f"; {near[0]} is meant?" if near else f"; known are those of paceline serve --help and {known[-7]}."
+            hint = (
+                f"; {near[0]} is meant?" if near else "; known are those of paceline serve --help and PACELINE_CACHE."
+            )
             fail(f"The environment has {name}, which is not a setting{hint} Unset or rename it.")
 
 

@@ -2,6 +2,7 @@
 what becomes of requests when one dies."""
 
 import os
+import re
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -87,5 +88,6 @@ class ActorLink:
 
 
 def _first_line(error: Exception) -> str:
-    """Ray tells long stories."""
-    return next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__).strip()
+    """What went wrong, of Ray's long stories: their last line, without the name of a Python class."""
+    line = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+    return re.sub(r"^(\w+\.)+\w+: ", "", line.strip())
