@@ -78,14 +78,14 @@ def test_each_option_has_three_forms(
     assert code == 7, text
     address, engines, count, _, settings = began
     assert getattr(settings, name) == means
-    assert (address, count) == (settings.ray_address, settings.engines)
+    assert (address, count) == (settings.ray_address, settings.engines or 2)
     assert (engines.rule is not None) == (name == "max_engines")
 
 
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("serve", "--engines", "3"), "engines is of a cluster; add cluster, or leave it out"),
+        (("serve", "--engines", "2"), "engines is of a cluster; add cluster, or leave it out"),
         (("serve", "--max-engines", "3"), "max_engines is of a cluster"),
         (("serve", "--cluster", "--engines", "0"), "engines is 0, but it must be in [1, 1024]"),
         (("cluster", "up", "--engines", "3", "--max-engines", "2"), "max_engines is 2, but it must be"),

@@ -17,7 +17,7 @@ from paceline.core.errors import InputError
 from paceline.core.help import Help
 from paceline.core.system import starting
 from paceline.engine.options import PANEL_NAME
-from paceline.serve.settings import CLUSTER_SETTINGS, ENV_PREFIX, Settings, layered, load, read_toml
+from paceline.serve.settings import CLUSTER_SETTINGS, ENV_PREFIX, FEWEST_ENGINES, Settings, layered, load, read_toml
 
 if TYPE_CHECKING:
     from paceline.serve.kv_events import KvEvents
@@ -117,7 +117,7 @@ def cluster(args: ServingArgs, settings: Settings) -> int:
     sock = bind(settings.host, settings.port)
     logs.configure(settings)
     join(settings.ray_address)
-    count, most = settings.engines, settings.max_engines
+    count, most = settings.engines or FEWEST_ENGINES, settings.max_engines
     options = {key: value for key, value in args.arguments().items() if key not in NOT_CLUSTERED}
     if settings.ray_address is None and args.threads is None:
         options["threads"] = max(1, len(os.sched_getaffinity(0)) // (most or count))

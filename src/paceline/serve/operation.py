@@ -71,6 +71,8 @@ class Operation:
         self._calls: set[HttpCall] = set()
         self.parts: dict[str, Callable[[], Any]] = {}
         """More of `/stats`, by name."""
+        self.unready: Callable[[], str] = str
+        """Why no request can be served now, where that passes by itself; empty: they can."""
         self.tidy: Callable[[], None] | None = None
         """Gives memory back to the system, soon."""
 
@@ -123,6 +125,8 @@ class Operation:
         self.check_open()
         if not self.warm:
             raise unavailable("The server is warming up.", "warming_up")
+        if why := self.unready():
+            raise unavailable(why, "no_engine")
 
     async def warm_up(self) -> None:
         """A short generation with the default drafter, so that everything is compiled and loaded."""

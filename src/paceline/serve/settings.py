@@ -50,8 +50,8 @@ def _cluster(text: str, flag: str | None = None) -> Help:
 
 CLUSTER_SETTINGS = ("engines", "max_engines", "ray_address", "engine_cpus")
 """Settings that mean nothing without `cluster`."""
-MOST_ENGINES = 1024
-"""Largest cluster."""
+FEWEST_ENGINES, MOST_ENGINES = 2, 1024
+"""Engines of a cluster where no number is given, and of the largest one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +172,7 @@ class Settings:
     cluster: Annotated[
         bool, _cluster("Serve the model by several engines, each in a process of its own, on Ray: docs/cluster.md.")
     ] = False
-    engines: Annotated[int, _cluster("Engines of a cluster; with max_engines the fewest.")] = 2
+    engines: Annotated[int | None, _cluster("Engines of a cluster; with max_engines the fewest. Default: 2.")] = None
     max_engines: Annotated[
         int | None, _cluster("Most engines: their number follows the load. Default: it stays as it is.")
     ] = None
@@ -208,10 +208,11 @@ class Settings:
             check(getattr(self, name) is None or getattr(self, name) >= 1, name, "at least 1")
         for name in ("request_timeout", "head_timeout", "body_timeout", "stall_timeout", "drain_timeout"):
             check(math.isfinite(getattr(self, name)), name, "a finite number")
-        check(1 <= self.engines <= MOST_ENGINES, "engines", f"in [1, {MOST_ENGINES}]")
-        most = self.engines if self.max_engines is None else self.max_engines
+        least = FEWEST_ENGINES if self.engines is None else self.engines
+        check(1 <= least <= MOST_ENGINES, "engines", f"in [1, {MOST_ENGINES}]")
+        most = least if self.max_engines is None else self.max_engines
         check(most <= MOST_ENGINES, "max_engines", f"at most {MOST_ENGINES}")
-        check(self.engines <= most, "max_engines", f"at least engines, which is {self.engines}")
+        check(least <= most, "max_engines", f"at least engines, which is {least}")
         check(0 <= self.engine_cpus <= MOST_ENGINES, "engine_cpus", f"in [0, {MOST_ENGINES}]")
         for name in ("api_keys", "router_keys", "cors_origins", "served_model_name", "allowed_hosts"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")

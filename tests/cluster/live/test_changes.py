@@ -326,3 +326,31 @@ async def test_one_that_drains_serves_on_where_no_other_is_left() -> None:
     await drained
     assert [*engines.states] == ["engine-3"]
     await engines.close()
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_what_dies_while_a_renewal_has_one_more_is_replaced(count: int) -> None:
+    """Of three, one that is not its turn yet; of one, itself and the one that is to come after it."""
+    ready = asyncio.Event()
+    engines = await fakes(count)
+
+    class LateLink(FakeLink):
+        async def facts(self) -> EngineFacts:
+            await ready.wait()
+            if count == 1 and self.name == "engine-2":
+                raise EngineGoneError("killed as it loads")
+            return await super().facts()
+
+    engines.make = LateLink
+    renewal = asyncio.create_task(engines.renew())
+    await until(lambda: engines.coming == 1)
+    engines.lost(link(engines, count), EngineGoneError("killed"))
+    ready.set()
+    if count == 1:
+        with pytest.raises(EngineGoneError):
+            await renewal
+    else:
+        await renewal
+    await until(lambda: engines.serving == count and not engines.coming)
+    assert engines.wanted == count and not {f"engine-{n}" for n in range(1, count + 1)} & engines.states.keys()
+    await engines.close()

@@ -186,3 +186,14 @@ async def test_what_a_wish_must_be_is_said(engines: Engines) -> None:
             answer = await many.post("/cluster/scale", json={"engines": count})
             assert answer.status_code == 400 and says in answer.text, answer.text
         assert (await many.get("/cluster")).json()["wanted"] == 2
+
+
+async def test_not_ready_without_an_engine(engines: Engines) -> None:
+    app = application(engines, Options(**OPTIONS), SETTINGS)
+    app.state.operation.warm = True
+    async with client(app) as many:
+        assert (await many.get("/ready")).status_code == 200
+        for state in engines.states.values():
+            state.draining = True
+        closed = await many.get("/ready")
+        assert closed.status_code == 503 and "No engine serves" in closed.text

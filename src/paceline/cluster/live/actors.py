@@ -4,6 +4,7 @@ what becomes of requests when one dies."""
 import os
 import re
 from collections.abc import AsyncIterator
+from socket import create_connection
 from typing import Any
 
 from paceline.cluster.live.host import EngineHost
@@ -13,6 +14,8 @@ from paceline.engine.totals import Snapshot
 
 CALLS_AT_ONCE = 4096
 """Calls that an actor answers at once: one for each sample that is followed."""
+CONNECT_S = 5.0
+"""Longest wait for another machine's Ray."""
 
 
 def ray_module() -> Any:
@@ -29,8 +32,11 @@ def join(address: str | None) -> None:
     ray = ray_module()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     try:
+        host, _, port = (address or "").rpartition(":")
+        if host and port.isdecimal() and "/" not in host:  # Ray itself asks for a minute, with many warnings
+            create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
         ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, logging_level="warning")
-    except (ConnectionError, ValueError) as error:
+    except (OSError, OverflowError, ValueError) as error:
         raise InputError(f"No Ray cluster answers at {address} ({str(error).splitlines()[0]}).") from None
 
 

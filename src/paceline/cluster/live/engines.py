@@ -375,6 +375,7 @@ class Engines:
 
     async def _watch(self) -> None:
         """Look after all engines: signs of life, figures, who gives samples to whom, and how many there are."""
+        lacked = 0
         while True:
             await asyncio.sleep(LOOK_S)
             await self._look_at_all()
@@ -382,6 +383,9 @@ class Engines:
                 self._round()
             except Exception:
                 log.exception("A round of a cluster's decisions failed; the next one comes in %g s.", LOOK_S)
+            for _ in range(min(lacked, self.lacking)):  # what died while a renewal had one more, or at its start
+                self._run(self._revive())
+            lacked = self.lacking
 
     async def _look_at_all(self) -> None:
         """Ask each for a sign of life, all at once; one that answers late is silent until it has."""

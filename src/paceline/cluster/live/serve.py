@@ -167,6 +167,7 @@ def application(engines: Engines, options: Options, settings: Settings) -> FastA
     operation: Operation = app.state.operation
     operation.metrics.registry.register(ClusterCollector(engines))
     operation.parts["cluster"] = lambda: described(engines)
+    operation.unready = lambda: "" if engines.serving else "No engine serves now; another one is started."
     engines.resized = lambda: operation.gate.resize(server.max_requests)
     return app
 
