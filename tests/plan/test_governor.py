@@ -69,21 +69,6 @@ def test_what_was_saved_long_ago_pays_for_little() -> None:
     assert CREDIT_STEPS < lost <= 2 * CREDIT_STEPS + 3 and governor.saved > 0
 
 
-def test_one_interrupted_step_loses_the_credit_at_most() -> None:
-    """Plain steps are interrupted as often. What users see as saved counts it whole."""
-    governor = Governor(measured())
-    rest(governor)
-    draft(governor, 2 * PLAIN, 4)
-    draft(governor, 500 * PLAIN, 4)
-    governor.tried(500 * PLAIN)
-    assert governor.saved < -400 * PLAIN
-    passes = 0
-    while governor.stops() or not governor.tries():
-        rest(governor)
-        passes += 1
-    assert passes < 10
-
-
 def test_a_slower_machine_is_not_booked_as_a_loss() -> None:
     """Steps and plain steps take twice as long all of a sudden, while drafts save half of the time."""
     governor = Governor(measured())

@@ -110,8 +110,7 @@ class Governor:
         self.betting = max(-self.credit, self.betting - LOSS * seconds)
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
         for key, (mine, got) in {**tokens, "": chosen}.items():
-            worth = got * price / n
-            took = min(seconds * mine / n, worth + self.credit)
+            took, worth = seconds * mine / n, got * price / n
             each = self.open.setdefault(key, Unchecked(self.lost.get(key, 0.0)))
             each.seconds += took
             each.worth += worth
@@ -130,4 +129,4 @@ class Governor:
 
     def tried(self, lost: float) -> None:
         """A try has lost `lost` seconds; below 0: it has won."""
-        self.betting = max(-self.credit, self.betting + min(lost, self.credit))
+        self.betting = max(-self.credit, self.betting + lost)
