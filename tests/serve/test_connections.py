@@ -13,7 +13,15 @@ from fastapi import FastAPI
 
 from paceline import AsyncLLM
 from paceline.serve import connections
-from paceline.serve.connections import FREE_PIECES, MAX_FIELDS, MAX_HEADER_BYTES, MAX_PIPELINED, Lane, protocol, unended
+from paceline.serve.connections import (
+    FREE_PIECES,
+    MAX_FIELDS,
+    MAX_HEADER_BYTES,
+    MAX_PIPELINED,
+    SlowLane,
+    protocol,
+    unended,
+)
 from paceline.serve.run import config
 from paceline.serve.settings import Settings
 from tests.serve.process import threaded
@@ -148,7 +156,7 @@ def test_a_body_in_very_many_pieces_is_read_whole(plain: str) -> None:
 async def test_pieces_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     """One slice at a time, of all connections together, and in their order."""
     monkeypatch.setattr(connections, "LANE_S", 0.001)
-    lane, seen, done = Lane(), list[str](), asyncio.Event()
+    lane, seen, done = SlowLane(), list[str](), asyncio.Event()
 
     def turn(name: str) -> None:
         seen.append(name)

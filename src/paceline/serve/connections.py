@@ -23,10 +23,10 @@ MAX_FIELDS = 256
 """Fields of a head, and behind a chunked body."""
 MAX_PIPELINED = 32
 """Requests that wait behind one on its connection."""
-SLICE = 1 << 14
+SLICE = 1 << 12
 """Bytes that the parser is given at a time."""
-FREE_PIECES = 1000
-"""Pieces of a body that are read as they come; the rest of them has to wait for its turn."""
+FREE_PIECES, SMALL_PIECE = 1000, 256
+"""Pieces of a body of fewer bytes that are read as they come; the rest of it has to wait for its turn."""
 LANE_S = 0.01
 UNREAD_S = 30.0
 """How long a client may read nothing of a complete answer."""
@@ -56,14 +56,14 @@ def most_connections(settings: Settings) -> int:
 
 def protocol(settings: Settings) -> type[asyncio.Protocol]:
     """uvicorn's protocol with these limits."""
-    most, patience, ends, lane = most_connections(settings), settings.head_timeout, Ends(), Lane()
+    most, patience, ends, lane = most_connections(settings), settings.head_timeout, Ends(), SlowLane()
     waiting: dict[Any, None] = {}
     """Connections that have brought no whole request, the one that has waited longest first."""
 
     class Bounded(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.flow = HeldFlow(transport)
+            self.flow = self._flow = HeldFlow(transport)
             self._bytes, self._fields, self._pieces = 0, 0, 0
             self._head, self._rest = b"", b""
             self._framed, self._too_many = False, ""
@@ -127,7 +127,7 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
                 self._begin()
 
         def _hold(self) -> None:
-            self.flow.held = True
+            self._flow.held = True
             self.flow.pause_reading()
             lane.enter(self, self._go_on)
 
@@ -141,7 +141,7 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
             if self._rest:
                 self._hold()
             else:
-                self.flow.held = False
+                self._flow.held = False
                 self.flow.resume_reading()
 
         def _wait(self) -> None:
@@ -188,7 +188,7 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
                 raise ValueError(self._too_many)
 
         def on_body(self, body: bytes) -> None:
-            self._bytes, self._pieces = 0, self._pieces + 1
+            self._bytes, self._pieces = 0, self._pieces + (len(body) < SMALL_PIECE)
             super().on_body(body)
 
         def on_message_complete(self) -> None:
@@ -249,7 +249,7 @@ class HeldFlow(FlowControl):
             super().resume_reading()
 
 
-class Lane:
+class SlowLane:
     """Connections whose bodies come in very many pieces: each costs the parser as much as a large one would. One of
     them gets a slice at a time, and all others go on between two."""
 
