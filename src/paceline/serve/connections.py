@@ -95,7 +95,7 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
                 self._rest += data
                 self._hold()
                 return
-            if self in waiting and not self._bytes:
+            if self in waiting and not self._bytes and not self._framed:
                 fresh, self._head = not self._head, self._head + data
                 if fresh:
                     self._begin()
@@ -188,11 +188,13 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
                 raise ValueError(self._too_many)
 
         def on_body(self, body: bytes) -> None:
-            self._bytes, self._pieces = 0, self._pieces + (len(body) < SMALL_PIECE)
+            self._pieces += len(body) < SMALL_PIECE
+            if not self.cycle.response_complete:  # else nobody asked for it
+                self._bytes = 0
             super().on_body(body)
 
         def on_message_complete(self) -> None:
-            self._bytes = 0
+            self._framed, self._bytes, self._pieces = False, 0, 0
             super().on_message_complete()
 
         def send_400_response(self, msg: str) -> None:
