@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
+from bench.attacks import raw
 from bench.attacks.wire import opened, post
 
 Attack = Callable[[str, str], str]
@@ -244,10 +245,11 @@ def huge(url: str, key: str) -> str:
     return told([post(url, "/v1/completions", b"x" * 9_000_000, key) for _ in range(8)])
 
 
+RAW: tuple[Attack, ...] = (raw.pipelined, raw.behind, raw.trailers, raw.crumbs, raw.odd, raw.idle, raw.slow)
 SERVED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads, flood,
-    streams, huge,
+    streams, huge, *RAW,
 )  # fmt: skip
 ROUTED: tuple[Attack, ...] = (
-    grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, huge
+    grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, huge, *RAW,
 )  # fmt: skip

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
-from paceline.plan import HORIZON, DrafterFacts, Share
+from paceline.plan import HORIZON, DrafterFacts, Share, choose
 from paceline.plan.allocate import MARGIN
 from paceline.plan.arm import Arm
 from paceline.plan.belief import Belief, Beliefs, Expected, Key
-from paceline.plan.choose import MOST_BELIEFS, REST, Goodput
+from paceline.plan.choose import MOST_APART, REST, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Terms, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import CREDIT_STEPS, LOSS
@@ -449,13 +449,28 @@ def test_tenants_learn_by_themselves() -> None:
 
 def test_more_tenants_at_once_than_beliefs_are_kept_of() -> None:
     pick = chooser(slow_pair(), most=4)
-    rs = [replace(r, extra_key=f"t{r.id}") for r in requests(MOST_BELIEFS + 3)]
+    rs = [replace(r, extra_key=f"t{r.id}") for r in requests(MOST_APART + 3)]
     pick.decide(rs, 64, base(len(rs)))
     assert len(pick.apart) == len(rs)
     for r in rs:
         pick.drop(r)
     pick.decide([replace(requests(1)[0], id=9999, extra_key="new")], 64, base(1))
-    assert "new" in pick.apart and len(pick.apart) == len(rs)
+    assert "new" in pick.apart and len(pick.apart) == MOST_APART
+
+
+def test_beliefs_of_all_tenants_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenant that names many drafters and sizes does not take memory for each: what idle tenants have taught goes."""
+    monkeypatch.setattr(choose, "MOST_BELIEFS", 100)
+    pick = chooser(slow_pair(), most=4)
+    for r in (replace(r, extra_key=f"t{r.id}") for r in requests(9)):
+        pick.decide([r], 64, base(1))
+        for size in range(60):
+            pick.apart[r.extra_key].belief(("a", size))
+        assert r.extra_key in pick.apart
+        pick.drop(r)
+    assert 2 <= len(pick.apart) <= 3 and "t8" in pick.apart
+    pick.decide([replace(requests(1)[0], id=99, extra_key="t8")], 64, base(1))
+    assert len(pick.apart["t8"].of) >= 60, "the one that asks keeps its own"
 
 
 def test_a_chunk_of_a_prompt_is_no_plain_step() -> None:

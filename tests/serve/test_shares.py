@@ -1,5 +1,6 @@
 """Clients share what a server has: none takes another's room, and none sees what another sent."""
 
+import asyncio
 import json
 import socket
 import time
@@ -12,7 +13,9 @@ import pytest
 from paceline import AsyncLLM
 from paceline.engine.pulse import Pulse
 from paceline.engine.turns import Turns
+from paceline.serve import pools as pools_module
 from paceline.serve.admission import Budget, address_of
+from paceline.serve.pools import Pools
 from paceline.serve.response_wire import as_items
 from paceline.serve.settings import Settings
 from paceline.serve.store import Store
@@ -123,6 +126,22 @@ def test_turns_go_round() -> None:
     while turns:
         turns.take()
     assert done == ["a", "b", "a", "a"]
+
+
+async def test_memory_goes_back_though_others_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is freed after memory was given back goes back soon, too: not only when nobody asks for anything."""
+    given = list[bool]()
+    monkeypatch.setattr(pools_module, "TIDY_S", 0.01)
+    monkeypatch.setattr(pools_module, "give_back", given.append)
+    pools = Pools()
+    pools.busy = lambda: True
+    for times in (1, 2):
+        pools.tidy()
+        async with asyncio.timeout(20):
+            while len(given) < times:
+                await asyncio.sleep(0.005)
+        assert pools._tidying and given == [False] * times, "and no search for garbage meanwhile"
+    pools.close()
 
 
 def test_a_starved_thread_is_not_hung(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,8 +33,9 @@ REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
 SELDOM, KNOWN = 4, 300
 """From KNOWN steps on the table learns from plain ones after drafts and one in SELDOM: learning takes time, too."""
-MOST_BELIEFS = 256
-"""Tenants whose beliefs are kept; those of tenants with requests in flight always are."""
+MOST_APART, MOST_BELIEFS = 256, 1 << 14
+"""Tenants whose beliefs are kept, and how many of those (each is 1 to 3 KB) before the one that came first goes; those
+of tenants with requests in flight always are."""
 
 
 @dataclass(slots=True)
@@ -439,12 +440,22 @@ class Goodput(LengthPolicy):
         """Note whose request it is. A tenant begins with what requests without a tenant have taught so far."""
         if (tenant := request.extra_key) and request.id not in self.tenants:
             self.tenants[request.id] = tenant
+            self._forget(MOST_APART - (tenant not in self.apart))
             if tenant not in self.apart:
-                if len(self.apart) >= MOST_BELIEFS:
-                    busy = set(self.tenants.values())
-                    if (idle := next((each for each in self.apart if each not in busy), None)) is not None:
-                        del self.apart[idle]
                 self.apart[tenant] = self.beliefs.branch()
+
+    def _forget(self, most: int) -> None:
+        """Keep the beliefs of `most` tenants: what idle ones have taught goes, the eldest first."""
+        sizes = [len(each.of) for each in self.apart.values()]
+        more, busy = sum(sizes) - MOST_BELIEFS, set(self.tenants.values())
+        if len(sizes) <= most and more <= 0:
+            return
+        for tenant, size in zip([*self.apart], sizes):
+            if len(self.apart) <= most and more <= 0:
+                break
+            if tenant not in busy:
+                del self.apart[tenant]
+                more -= size
 
     def _known(self, request: int) -> Beliefs:
         return self.apart[self.tenants[request]] if request in self.tenants else self.beliefs

@@ -223,16 +223,20 @@ class Pools:
         self.busy: Callable[[], bool] = lambda: False
         """Are requests served?"""
         self._tidying, self._put_off = False, 0
+        self._more = False
+        """Has something been freed since memory was last given back?"""
 
     def tidy(self) -> None:
         """Give memory back to the system, soon and not too often; for the event loop."""
+        self._more = True
         if not self._tidying:
             self._tidying, self._put_off = True, 0
             asyncio.get_running_loop().call_later(TIDY_S, self._tidy)
 
     def _tidy(self) -> None:
         idle = not self.busy()
-        if idle or self._put_off in (0, MOST_PUT_OFF):
+        if idle or self._more or self._put_off == MOST_PUT_OFF:
+            self._more = False
             with suppress(ApiError):
                 self.answers.post(partial(give_back, idle))
         self._tidying = not idle and self._put_off < MOST_PUT_OFF

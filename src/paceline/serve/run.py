@@ -97,6 +97,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     made = uvicorn.Config(
         app,
         http=protocol(settings),
+        ws="none",  # nothing here speaks it, and the guard sees HTTP alone
         log_config=None,
         access_log=False,
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # else anybody on this machine could call himself another

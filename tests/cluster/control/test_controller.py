@@ -11,9 +11,11 @@ import orjson
 import pytest
 
 from paceline import AsyncLLM
+from paceline.cluster.control import router as router_module
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.engines import EngineLost, HttpEngine, Reply
 from paceline.cluster.control.router import create, read, tokens
+from paceline.cluster.workflow import predict
 from paceline.cluster.workflow.dispatch import Dispatcher
 from paceline.cluster.workflow.log import Event, WorkflowRecorder, replay
 from paceline.cluster.workflow.policies import DispatcherSetup
@@ -198,6 +200,23 @@ def test_lengths_of_a_step_are_learned() -> None:
         router.learn("a", (100.0, 20.0))
     assert router.work("a", 400, {"max_tokens": 100}).tokens_out == pytest.approx(20.0)
     assert np.isfinite(router.state(0.0)["instances"]["one"]["backlog_s"])
+
+
+async def test_names_that_clients_choose_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps and workflows without an end: what is kept of them has one."""
+    monkeypatch.setattr(router_module, "MOST_CALLS", 4)
+    monkeypatch.setattr(predict, "MOST_STEPS", 8)
+    made, events = controller(Fragile("one"))
+    router = router_module.Router(made)
+    for n in range(20):
+        await router.post("/completions", {}, router_module.Hint(id="w", step=f"s{n}"), 10)
+        await router.post("/completions", {}, router_module.Hint(id=f"x{n}", last=True), 10)
+    factors = made.dispatcher.predictor.factors  # type: ignore[attr-defined]
+    assert len(router._lengths) <= 8 and len(factors["one"]) <= 8 and "s19" in factors["one"]
+    assert max(len(flow.tasks) for flow in made.dispatcher.workflows.values()) <= 4
+    assert set(made._numbers) == set(made.dispatcher.workflows) == {"w", *(f"w.{n}" for n in range(1, 5))}
+    assert replay(json.loads(json.dumps(events))) is None
+    await made.close()
 
 
 async def test_an_engine_that_breaks_off_is_asked_a_bounded_number_of_times() -> None:

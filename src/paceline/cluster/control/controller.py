@@ -109,6 +109,10 @@ class Controller:
         self.dispatcher.drop(task, self.clock())
         self._soon()
 
+    def calls(self, workflow: str) -> int:
+        """Calls that a workflow has made; 0 for one that has ended."""
+        return self._numbers.get(workflow, 0)
+
     def end(self, workflow: str) -> None:
         """A workflow has ended; while calls of it are open, it has not."""
         flow = self.dispatcher.workflows.get(workflow)
@@ -116,6 +120,7 @@ class Controller:
             return
         self.dispatcher.close(flow, self.clock())
         self._touched.pop(workflow, None)
+        self._numbers.pop(workflow, None)
         if self.tuner is not None and self.tuner.due and not self._tuning:
             self._tuning = True
             self._spawn(self._tune(self.tuner))

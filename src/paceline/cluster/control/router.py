@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.engines import EngineLost, Reply, StreamingEngine, StreamPieces
+from paceline.cluster.workflow.predict import keep
 from paceline.cluster.workflow.tasks import CallWork, Instance
 from paceline.core.grammar import MOST_DEPTH
 from paceline.engine.door import DOOR
@@ -36,6 +37,8 @@ from paceline.serve.wire import ITEMS, check_depth
 log = logging.getLogger("paceline")
 ROUTER_RATE = 0.1
 """How quickly what a step's calls are expected to have follows what they had."""
+MOST_CALLS = 1024
+"""Calls that are planned as one workflow."""
 NO_ENGINE_S, MODELS_S = 10, 5.0
 """How long calls wait while no engine is alive, and a list of models for an engine."""
 Step = Annotated[str, Field(min_length=1, max_length=64)]
@@ -115,6 +118,7 @@ class Router:
         if call is not None and call.tenant:  # the engines know the router's own key alone
             salt = self._named(call.tenant)
             data, id = {**data, "cache_salt": salt + str(data.get("cache_salt") or "")[:256]}, f"{salt}.{id}"
+        id = self._part(id)
         given = self.work(hint.step, size, data)
         later = [
             CallWork(step, *self._lengths.get(step, (given.tokens_in, given.tokens_out))) for step in hint.expected
@@ -135,6 +139,14 @@ class Router:
         if hint.last:
             self.controller.end(id)
         return reply
+
+    def _part(self, id: str) -> str:
+        """Its name among the dispatcher's workflows: one that goes on for ever is many, each of which ends."""
+        name, part = id, 0
+        while self.controller.calls(name) >= MOST_CALLS:
+            part += 1
+            name = f"{id}.{part}"
+        return name
 
     def _named(self, client: str) -> str:
         """A client's name among the engines, which tells neither key nor address."""
@@ -164,7 +176,8 @@ class Router:
     def learn(self, step: str, used: tuple[float, float] | None) -> None:
         if used is not None:
             before = self._lengths.get(step, used)
-            self._lengths[step] = tuple(a + ROUTER_RATE * (b - a) for a, b in zip(before, used))  # type: ignore[assignment]
+            prompt, output = (a + ROUTER_RATE * (b - a) for a, b in zip(before, used))
+            keep(self._lengths, step, (prompt, output))
 
     def state(self, now: float) -> dict[str, Any]:
         """For /stats."""

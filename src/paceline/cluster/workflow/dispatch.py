@@ -212,17 +212,17 @@ class Dispatcher:
         task.place, task.started = None, None
 
     def _check(self, workflow: Workflow, tasks: Sequence[Task]) -> None:
-        seen = set(self.tasks)
+        new = set[str]()
         for task in tasks:
-            if task.id in seen:
+            if task.id in self.tasks or task.id in new:
                 raise InputError(f"Task {task.id!r} exists already; give each its own id.")
             if task.pinned is not None and task.pinned not in self.instances:
                 raise InputError(f"Task {task.id!r} is pinned to {task.pinned!r}, which is not an instance here.")
-            if any(parent.id not in seen for parent in task.after):
+            if any(parent.id not in self.tasks and parent.id not in new for parent in task.after):
                 raise InputError(f"Task {task.id!r} comes before one of its predecessors, or they form a circle.")
             if task.volume and len(task.volume) != len(task.after):
                 raise InputError(f"Task {task.id!r} has {len(task.after)} predecessors but {len(task.volume)} volumes.")
-            seen.add(task.id)
+            new.add(task.id)
         if workflow.id not in self.workflows:
             raise InputError(f"Workflow {workflow.id!r} was not submitted, or has ended.")
 

@@ -3,9 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import exp, log
+from typing import TypeVar
 
 from paceline.cluster.workflow.tasks import CallPredictor, CallWork, Instance
 from paceline.core.errors import InputError
+
+T = TypeVar("T")
+MOST_STEPS = 1024
 
 
 @dataclass(slots=True)
@@ -89,7 +93,8 @@ class Corrected:
     def learn(self, work: CallWork, instance: Instance, seconds: float) -> None:
         ratio = min(max(seconds / self.base.seconds(work, instance), 1e-3), 1e3)
         steps = self.factors.setdefault(instance.name, {})
-        steps[work.step] = self._factor(work, instance) ** (1 - self.rate) * ratio**self.rate
+        factor = self._factor(work, instance) ** (1 - self.rate) * ratio**self.rate
+        keep(steps, work.step, factor)
         self.means[instance.name] = exp(sum(map(log, steps.values())) / len(steps))
         self.base.learn(work, instance, seconds)
 
@@ -97,6 +102,15 @@ class Corrected:
         """Factor of a step on this instance; if the step was not seen there, the mean over the steps that were."""
         found = self.factors.get(instance.name, {}).get(work.step)
         return self.means.get(instance.name, 1.0) if found is None else found
+
+
+def keep(steps: dict[str, T], step: str, value: T) -> None:
+    """Note the value of a step. Programs name their steps, so the one that was noted longest ago is forgotten for one
+    too many."""
+    steps.pop(step, None)
+    steps[step] = value
+    if len(steps) > MOST_STEPS:
+        del steps[next(iter(steps))]
 
 
 def mean(predictor: CallPredictor, work: CallWork, instances: Sequence[Instance]) -> float:
