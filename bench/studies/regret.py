@@ -406,17 +406,17 @@ class OnMachine(Simulator):
         passes = fitting(patience, alone.target)
         one = alone.target + alone.rest / passes
         took = self.machine.seconds(work, parts, reads, noisy=False).total
+        plain = sum(drawn) * one / n
         if work.passes == 1 and work.rows > n + nodes:  # with prompts
-            fewer = self.machine.seconds(replace(work, rows=work.rows - nodes), [], noisy=False).total
-            return self.machine.pace(self.now) * (fewer + (sum(drawn) - n) * one / n - took)
-        return self.machine.pace(self.now) * (sum(drawn) * one / n - took)
+            plain += self.machine.seconds(replace(work, rows=work.rows - nodes), [], noisy=False).total - one
+        return self.machine.pace(self.now) * (plain - took)
 
 
 def judge(world: World, fixed: bool) -> dict[str, Any]:
     plain, _ = world.run("none")
     auto, more = world.run("auto")
-    took = sum(text.tokens for text in world.texts) / auto
-    more["wrong"] = (more.get("account", 0.0) - more.get("true", 0.0)) / took
+    share = auto / sum(text.tokens for text in world.texts)
+    more["wrong"] = share * (more.get("account", 0.0) - more.get("true", 0.0))
     row = {"name": world.name, "plain": plain, "auto": auto / plain, **more}
     if fixed:
         each = {name: world.run(name)[0] / plain for name in ARMS}
@@ -436,8 +436,8 @@ def summary(name: str, rows: Sequence[dict[str, Any]]) -> str:
     text += f", median {middle:.3f}, mean {mean(values):.3f}; below 0.98 {sum(v < 0.98 for v in values)}"
     text += f", below 0.95 {sum(v < 0.95 for v in values)}"
     if wrong := sorted(abs(row["wrong"]) for row in rows if "wrong" in row):
-        text += f"; account wrong by (share of the time): median {statistics.median(wrong):.3f}, 95 % "
-        text += f"{wrong[int(0.95 * len(wrong))]:.3f}, most {wrong[-1]:.3f}"
+        late = wrong[int(0.95 * len(wrong))]
+        text += f"; account wrong by {statistics.median(wrong):.3f} of the time, 95 % {late:.3f}, most {wrong[-1]:.3f}"
     if with_fixed := [row for row in rows if "fixed" in row]:
         best = [row["auto"] / max(1.0, *row["fixed"].values()) for row in with_fixed]
         seen = [row["auto"] / row["hindsight"] for row in with_fixed]
@@ -452,13 +452,11 @@ def show(rows: Sequence[dict[str, Any]], beside: Sequence[dict[str, Any]]) -> No
         same = [row for row in rows if row["name"] in old]
         print(summary("old", [row for row in beside if row["name"] in {row["name"] for row in same}]))
         ratios = [row["auto"] / old[row["name"]] for row in same]
-        print(
-            "new over old: mean",
-            f"{mean(ratios):.4f}, least {min(ratios):.3f}, below 0.99:",
-            sum(r < 0.99 for r in ratios),
-        )
+        below = sum(ratio < 0.99 for ratio in ratios)
+        print(f"new over old: mean {mean(ratios):.4f}, least {min(ratios):.3f}, below 0.99: {below}")
     for row in sorted(rows, key=lambda row: row["auto"])[:8]:
-        print(f"  {row['auto']:.3f} (old {old.get(row['name'], 0):.3f})  {row['name']}  {row['drafters']}")
+        before = f" (old {old[row['name']]:.3f})" if row["name"] in old else ""
+        print(f"  {row['auto']:.3f}{before}  {row['name']}  {row['drafters']}")
 
 
 def main() -> None:
@@ -467,9 +465,7 @@ def main() -> None:
     parser.add_argument("paths", nargs="*", type=Path)
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument(
-        "--fixed", type=int, default=5, help="of so many machines one is run by every fixed drafter, too"
-    )
+    parser.add_argument("--fixed", type=int, default=5, help="of this many machines one runs every fixed drafter, too")
     parser.add_argument("--table", help="how prices were measured in all worlds: clean, pressure, x3, all5")
     parser.add_argument("--load", action="store_true", help="other programs come and go in all worlds")
     parser.add_argument("--noise", type=int, default=0, help="seed of the steps' noise")

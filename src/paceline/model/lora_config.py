@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from re import _parser as re_parser  # type: ignore[attr-defined]
-from typing import Any
+from typing import Any, TypeGuard
 
 from paceline.core.errors import CheckpointError, RefusalError
 
@@ -101,7 +101,7 @@ def _check_types(file: Path, config: Mapping[str, Any]) -> None:
     expect("use_rslora", isinstance(config.get("use_rslora"), bool | None), "true or false")
     for key in ("r", "lora_alpha"):
         value = config.get(key)
-        expect(key, _number(value) and 0 < value < 1e9, "a positive number")  # type: ignore[operator]
+        expect(key, _number(value) and 0 < value < 1e9, "a positive number")
     for key in ("target_modules", "exclude_modules"):
         wish = config.get(key)
         named = isinstance(wish, list) and all(isinstance(name, str) for name in wish)
@@ -129,7 +129,7 @@ def _check_entry(key: str, pattern: str, value: object) -> None:
     try:
         if not _number(value):
             raise TypeError("it is no number")
-        float(value)  # type: ignore[arg-type]
+        float(value)
         name_pattern(pattern, MAX_ENTRY_REPEATS)
     except (re.error, TypeError, ValueError, OverflowError, RecursionError):
         raise CheckpointError(
@@ -138,7 +138,7 @@ def _check_entry(key: str, pattern: str, value: object) -> None:
         ) from None
 
 
-def _number(value: object) -> bool:
+def _number(value: object) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

@@ -447,9 +447,10 @@ class Goodput(LengthPolicy):
     def _forget(self, most: int) -> None:
         """Keep the beliefs of `most` tenants: what idle ones have taught goes, the eldest first."""
         sizes = [len(each.of) for each in self.apart.values()]
-        more, busy = sum(sizes) - MOST_BELIEFS, set(self.tenants.values())
+        more = sum(sizes) - MOST_BELIEFS
         if len(sizes) <= most and more <= 0:
             return
+        busy = set(self.tenants.values())
         for tenant, size in zip([*self.apart], sizes):
             if len(self.apart) <= most and more <= 0:
                 break

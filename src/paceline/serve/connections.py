@@ -28,6 +28,7 @@ SLICE = 1 << 12
 FREE_PIECES, SMALL_PIECE = 1000, 256
 """Pieces of a body of fewer bytes that are read as they come; the rest of it has to wait for its turn."""
 LANE_S = 0.01
+"""Wait between two slices of bodies in very many pieces."""
 UNREAD_S = 30.0
 """How long a client may read nothing of a complete answer."""
 SPARE_FILES = 64

@@ -2,8 +2,8 @@
 frames of a message that does not end, so a peer that sends more than routers ever do is cut off: what it sent is freed
 with it.
 
-ZeroMQ tells which file each connection is, and Linux how much has come on it. A second handle is held, so that the
-number of the file stays this connection's.
+ZeroMQ gives the file of each connection, and Linux counts the bytes that have come on it. A duplicate of the file is
+held, so that its number is not given to another connection.
 """
 
 import logging
@@ -55,8 +55,8 @@ class Connections:
             if event["event"] == zmq.Event.ACCEPTED:
                 self._accepted(event["value"])
         for peer in self.peers.values():
-            if (bytes := received(peer)) > MOST_PEER_BYTES:
-                cut(peer, f"it has sent {bytes:,} bytes")
+            if (size := received(peer)) > MOST_PEER_BYTES:
+                cut(peer, f"it has sent {size:,} bytes")
         return True
 
     def _accepted(self, file: int) -> None:

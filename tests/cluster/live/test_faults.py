@@ -13,6 +13,7 @@ from paceline.cluster.live import engines as live
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.front import ClusterLLM
 from paceline.cluster.live.messages import Opening, Word
+from paceline.cluster.live.voyage import Voyage
 from paceline.core.operations import Reserve
 from paceline.engine.options import Options
 from tests.cluster.live.links import DirectLink
@@ -95,15 +96,21 @@ async def test_a_wall_clock_that_jumps_changes_nothing(
     await clean(cluster)
 
 
+async def under_way(cluster: ClusterLLM) -> tuple[Voyage, DirectLink]:
+    """The one sample, once it has some tokens, and the engine that does not have it."""
+    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    [voyage] = cluster.engines.voyages.going
+    [to] = [link for link in links(cluster) if link is not voyage.link]
+    return voyage, to
+
+
 @pytest.mark.parametrize("when", ["peek", "park", "open"])
 async def test_an_engine_whose_own_clock_jumps_gives_its_reservations_back(
     when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An hour passes at the destination between two messages; the request stays, or is computed again."""
     asking = asyncio.create_task(heard(cluster, KINDS[0]))
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
-    [voyage] = cluster.engines.voyages.going
-    [to] = [link for link in links(cluster) if link is not voyage.link]
+    voyage, to = await under_way(cluster)
     engine, ahead = to.host.llm.llm.engine, [0.0]
     real = engine.now
     monkeypatch.setattr(engine, "now", lambda: real() + ahead[0])
@@ -127,9 +134,7 @@ async def test_a_client_leaves_in_each_stage_of_a_move(
     when: str, cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     subscription = await cluster.submit([(cluster.llm.text.encode(ASKED), replace(KINDS[0], max_tokens=400))])
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
-    [voyage] = cluster.engines.voyages.going
-    [to] = [link for link in links(cluster) if link is not voyage.link]
+    voyage, to = await under_way(cluster)
     left = list[str]()
     for link in links(cluster):
         for verb in ("give", "open"):
@@ -184,9 +189,7 @@ async def test_the_destination_fills_up_in_each_stage_of_a_move(
 ) -> None:
     """What was reserved is the request's own: it moves, or it stays where its first question came too late."""
     asking = asyncio.create_task(heard(cluster, KINDS[0]))
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
-    [voyage] = cluster.engines.voyages.going
-    [to] = [link for link in links(cluster) if link is not voyage.link]
+    voyage, to = await under_way(cluster)
     engine, taken = to.host.llm.llm.engine, list[int]()
 
     def fill() -> None:
