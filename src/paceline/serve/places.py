@@ -18,7 +18,7 @@ class Places(Generic[T]):
         self._owners: dict[T, str] = {}
         self._held = Counter[str]()
         self._idle: dict[str, dict[T, None]] = {}
-        """Those that bring no whole request, by address; the one that has waited longest first."""
+        """By address, connections that bring no whole request, the one that has waited longest first."""
         self._ranks: list[dict[str, None]] = [{}]
         """At place n, addresses with n idle connections; the last one is never empty, but for the first."""
 
