@@ -26,15 +26,18 @@ def reference(path: Path, family: str) -> Any:
     """Norms, projection and decoder layer of such a head, of transformers' own classes, with weights far from zero."""
     from transformers import AutoConfig
     from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
+    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as fused
     from transformers.models.qwen3_next import modeling_qwen3_next as mixed
 
     config = AutoConfig.from_pretrained(path)
     config._attn_implementation = "eager"
-    layer, norm, rotary = (
-        (dense.Qwen3_5DecoderLayer, dense.Qwen3_5RMSNorm, dense.Qwen3_5TextRotaryEmbedding)
-        if family == "qwen3_5_text"
-        else (mixed.Qwen3NextDecoderLayer, mixed.Qwen3NextRMSNorm, mixed.Qwen3NextRotaryEmbedding)
-    )
+    layer, norm, rotary = {
+        "qwen3_5_text": (dense.Qwen3_5DecoderLayer, dense.Qwen3_5RMSNorm, dense.Qwen3_5TextRotaryEmbedding),
+        "qwen3_5_moe_text": (
+            fused.Qwen3_5MoeDecoderLayer, fused.Qwen3_5MoeRMSNorm, fused.Qwen3_5MoeTextRotaryEmbedding,
+        ),
+        "qwen3_next": (mixed.Qwen3NextDecoderLayer, mixed.Qwen3NextRMSNorm, mixed.Qwen3NextRotaryEmbedding),
+    }[family]  # fmt: skip
     made = torch.nn.Module()
     made.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
@@ -77,7 +80,7 @@ def theirs(made: Any, embedded: Tensor, states: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
 def test_rows_equal_transformers(family: str, tmp_path: Path) -> None:
     path, made = with_head(tmp_path, family)
     target, tokens = load_model(path, dtype="float32"), [int(t) for t in torch.arange(3, 33) ** 2 % 300]

@@ -226,6 +226,7 @@ class Tensors:
         family = FAMILIES.get(str(text_config(config).get("model_type")))
         self.predicts = family is not None and family.mtp
         """May it hold a layer for further tokens?"""
+        self.layout = "turns" if family is None else family.names.fused_experts
         self.taken: set[str] = set()
         self.read: list[Tensor] = []
         self.scheme = scheme_of(text_config(config))
@@ -266,7 +267,7 @@ class Tensors:
             found = self.scheme.read(layer)
             wide = found.floats() if isinstance(found, Groups) else found
             return wide if dtype is None else wide.to(dtype)
-        if (part := expert_part(name, self.place)) is not None:
+        if (part := expert_part(name, self.place, self.layout)) is not None:
             packed = not part.bias and part.fused not in self.place
             found = part.groups(self.stored, shape).floats() if packed else part.take(self.stored, shape)
             return found if dtype is None else found.to(dtype)
@@ -315,7 +316,7 @@ class Tensors:
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
-        part = expert_part(name, self.place)
+        part = expert_part(name, self.place, self.layout)
         if part is not None and part.fused not in self.place:
             return part.groups(self.stored, shape)
         if (layer := self.layer(name, shape)) is None or self.scheme is None:
@@ -327,7 +328,7 @@ class Tensors:
         """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
         floats."""
         stem = name.removesuffix(".weight")
-        part = expert_part(name, self.place)
+        part = expert_part(name, self.place, self.layout)
         if part is not None and part.fused not in self.place:
             return MXFP4
         if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:
