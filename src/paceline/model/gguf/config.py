@@ -15,7 +15,7 @@ from paceline.model.family import Names
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
 from paceline.model.read_spec import read_spec
-from paceline.model.spec import Layer, ModelSpec, Rope
+from paceline.model.spec import Delta, Layer, ModelSpec, Rope
 
 COMMON = {
     "embedding_length": "hidden_size",
@@ -79,8 +79,35 @@ class Arch:
     """`expert_gating_func`: 1, shares among all experts; 2, a sigmoid of each."""
     names: Names | None = None
     """Where not those of the family: the converter takes fused matrices apart."""
+    sizes: Mapping[str, str] = field(default_factory=dict)
+    """Keys of whole numbers that every file must have."""
+    tiled: bool = False
+    """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
 
+QWEN35 = Arch(
+    "qwen3_5_text",
+    folded=True,
+    tiled=True,
+    sizes={
+        "ssm.conv_kernel": "linear_conv_kernel_dim",
+        "ssm.state_size": "linear_key_head_dim",
+        "ssm.group_count": "linear_num_key_heads",
+        "ssm.time_step_rank": "linear_num_value_heads",
+        "ssm.inner_size": "value_numbers",
+    },
+    whole={"full_attention_interval": "full_attention_interval"},
+)
+DEEPSEEK_ROUTER = {
+    "expert_count": "n_routed_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "leading_dense_block_count": "first_k_dense_replace",
+}
+ROUTER_SCALE = {"expert_weights_scale": "routed_scaling_factor"}
+ROUTER_GROUPS = {"expert_group_count": "n_group", "expert_group_used_count": "topk_group"}
+ROUTER_NORM = {"expert_weights_norm": "norm_topk_prob"}
 ARCHITECTURES: dict[str, Arch] = {
     "llama": Arch("llama", interleaved=True),
     "qwen2": Arch("qwen2"),
@@ -133,18 +160,54 @@ ARCHITECTURES: dict[str, Arch] = {
     ),
     "glm4moe": Arch(
         "glm4_moe",
-        floats={**NORM, "expert_weights_scale": "routed_scaling_factor"},
-        whole={"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
-        flags={"expert_weights_norm": "norm_topk_prob"},
+        floats={**NORM, **ROUTER_SCALE},
+        whole=ROUTER_GROUPS,
+        flags=ROUTER_NORM,
+        mixture=DEEPSEEK_ROUTER,
+        score=2,
+    ),
+    "dots1": Arch(
+        "dots1",
+        floats={**NORM, **ROUTER_SCALE},
+        flags=ROUTER_NORM,
+        fixed={"sliding_window": None},
+        mixture=DEEPSEEK_ROUTER,
+        score=2,
+    ),
+    "exaone-moe": Arch(
+        "exaone_moe",
+        floats={**NORM, **ROUTER_SCALE},
+        whole={**WINDOW_KEYS, **ROUTER_GROUPS},
+        flags=ROUTER_NORM,
         mixture={
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "n_shared_experts",
-            "leading_dense_block_count": "first_k_dense_replace",
+            **DEEPSEEK_ROUTER,
+            "expert_count": "num_experts",
+            "expert_shared_count": "num_shared_experts",
         },
         score=2,
     ),
+    "minimax-m2": Arch(
+        "minimax_m2",
+        mixture={**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
+        names=Names(correction="block_sparse_moe.e_score_correction_bias"),
+        score=2,
+    ),
+    "qwen3vl": Arch("qwen3_vl_text"),
+    "qwen3vlmoe": Arch(
+        "qwen3_vl_moe_text",
+        mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
+    ),
+    "qwen35": QWEN35,
+    "qwen35moe": replace(
+        QWEN35,
+        model_type="qwen3_5_moe_text",
+        mixture={
+            **QWEN_EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+        },
+    ),
+    "jais2": Arch("jais2", floats=LAYER_NORM, fixed={"hidden_act": "relu2"}),
     "ernie4_5-moe": Arch(
         "ernie4_5_moe",
         interleaved=True,
@@ -235,7 +298,11 @@ def config_of(header: Header) -> dict[str, Any]:
     arch, read = arch_of(header), ConfigReader(header)
     if read.raw("expert_count") and not arch.mixture:
         raise CheckpointError(f"{header.path} is a mixture of experts (MoE) of a kind that is not served.")
-    config: dict[str, Any] = {name: read.whole(key) for key, name in COMMON.items()}
+    config: dict[str, Any] = {name: read.whole(key) for key, name in {**common_of(arch, read), **arch.sizes}.items()}
+    if behind := whole_or_none(read, "nextn_predict_layers"):
+        config["num_hidden_layers"] -= behind
+        if config["num_hidden_layers"] < 1:
+            raise read.wrong("nextn_predict_layers", f"is {behind}, which leaves no layer")
     heads = config["num_attention_heads"]
     head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
     if read.whole("attention.value_length", head_dim) != head_dim:
@@ -263,10 +330,36 @@ def config_of(header: Header) -> dict[str, Any]:
         name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
     }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
+    config |= sliding_layers(read, config)
     config |= mixture_of(arch, read, config["num_hidden_layers"])
     config |= peculiar(header, config, read)
     read.refuse_unread()
     return config
+
+
+def sliding_layers(read: ConfigReader, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`layer_types`, where the file says which layers slide: by a flag for each, or all but each n-th."""
+    key, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
+    value = read.raw(key)
+    if value is None or config.get("sliding_window") is None:
+        return {}
+    flags = value.tolist() if isinstance(value, np.ndarray) else value
+    if type(flags) is int and flags > 0:
+        flags = [(index + 1) % flags != 0 for index in range(layers)]
+    if not isinstance(flags, list) or len(flags) < layers or not all(it in (0, 1) for it in flags):
+        raise read.wrong(key, f"is {str(value)[:40]}, but must be a flag for each of the {layers} layers")
+    return {"layer_types": ["sliding_attention" if it else "full_attention" for it in flags[:layers]]}
+
+
+def common_of(arch: Arch, read: ConfigReader) -> dict[str, str]:
+    """The keys of `COMMON` that this file must have: a mixture without dense parts may lack their width."""
+    absent = arch.mixture and read.raw("feed_forward_length") in (None, 0)
+    return {key: name for key, name in COMMON.items() if key != "feed_forward_length" or not absent}
+
+
+def whole_or_none(read: ConfigReader, key: str) -> int:
+    """A whole number, or 0 where the key is missing or 0."""
+    return 0 if read.raw(key) in (None, 0) else read.whole(key)
 
 
 def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
@@ -285,12 +378,13 @@ def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
         raise read.wrong(
             "expert_gating_func", f"is {str(score)[:20]}, a router that is not served here; {arch.score} is"
         )
+    if "expert_shared_feed_forward_length" not in arch.mixture:
+        wide = whole_or_none(read, "expert_shared_feed_forward_length")
+        each, count = (read.raw(f"expert_{key}") or 0 for key in ("feed_forward_length", "shared_count"))
+        if wide not in (0, each * count):
+            raise read.wrong("expert_shared_feed_forward_length", f"is {wide}, not {count} times {each}")
     if arch.model_type == "ernie4_5_moe":
         found["moe_layer_end_index"] = layers - 1
-    if read.raw("nextn_predict_layers"):
-        raise read.wrong(
-            "nextn_predict_layers", "names layers that predict further tokens; a file without them is served"
-        )
     return found
 
 
@@ -335,6 +429,13 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
+    if kind in ("qwen3_5_text", "qwen3_5_moe_text"):
+        heads, numbers = config["linear_num_value_heads"], config["value_numbers"]
+        if numbers % heads:
+            raise read.wrong("ssm.inner_size", f"is {numbers}, no multiple of the {heads} of ssm.time_step_rank")
+        return {"linear_value_head_dim": numbers // heads}
+    if kind == "exaone_moe":
+        return {} if "layer_types" in config else {"sliding_window_pattern": 4}
     if kind == "gpt_oss":
         return {"rope_parameters": {**params, "truncate": False}} if params["rope_type"] == "yarn" else {}
     if kind == "glm4_moe":
@@ -392,11 +493,18 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
     spec = read_spec(config, max_len)
     return replace(
         spec,
-        layers=stretched(header, spec.layers),
+        layers=in_turns(stretched(header, spec.layers)) if arch.tiled else stretched(header, spec.layers),
         norm_offset=0.0 if arch.folded else spec.norm_offset,
         qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
         out_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias=any(f"blk.0.ffn_down{end}.bias" in header.tensors for end in ("", "_exps")),
+    )
+
+
+def in_turns(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Layers whose value heads lie in turns of the key heads."""
+    return tuple(
+        replace(it, mixer=replace(it.mixer, tiled=True)) if isinstance(it.mixer, Delta) else it for it in layers
     )
 
 
