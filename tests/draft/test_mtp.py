@@ -16,6 +16,7 @@ from paceline.draft.head import METHOD_KEY
 from paceline.draft.mtp import Mtp, holds_head
 from paceline.model.linear import plain
 from paceline.model.load import load_model
+from tests.model.gguf.files import write_gguf
 from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
 
@@ -119,6 +120,22 @@ def test_it_is_found_and_keeps_the_text(tmp_path: Path) -> None:
     assert llm.engine.drafters.errors == []
     assert texts["mtp"] == texts["none"] == texts["ngram+mtp"]
     assert llm.engine.desk.totals.drafters["mtp"].drafted > 0
+
+
+def test_in_a_gguf_file(tmp_path: Path) -> None:
+    """There it is one more block; it drafts the same tokens."""
+    path, _ = with_head(tmp_path / "whole", "qwen3_5_text")
+    file = write_gguf(tmp_path / "model.gguf", path)
+    assert holds_head(file)
+    found = {}
+    for model in (path, file):
+        llm = LLM(model, dtype="float32", memory="100M", block_size=4, check=True, drafter="mtp", nodes=8)
+        params = [SamplingParams(temperature=t, seed=3, max_tokens=20, ignore_eos=True) for t in (0.0, 1.0)]
+        out = llm.generate([[5, 9, 31, 7], [40, 3, 99]], params, progress=False)
+        totals = llm.engine.desk.totals.drafters["mtp"]
+        found[model] = [o.token_ids for o in out], totals.drafted, totals.accepted
+        assert llm.engine.drafters.errors == []
+    assert found[path] == found[file] and found[file][1] > 0
 
 
 def test_bad_heads(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.model.checkpoint import DTYPES
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family
-from paceline.model.gguf.config import ARCHITECTURES
+from paceline.model.gguf.architectures import ARCHITECTURES
 from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
 from paceline.model.gguf.types import SERVED
 from paceline.model.quantised import QUANTISERS

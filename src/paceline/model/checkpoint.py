@@ -232,6 +232,10 @@ class Tensors:
         self.scheme = scheme_of(text_config(config))
         self.word = "" if self.scheme is None else self.scheme.word
 
+    def ahead(self) -> set[str]:
+        """Names of the tensors of a layer for further tokens (draft/mtp.py)."""
+        return {name for name in self.place if self.predicts and name.startswith(MTP_PREFIX)}
+
     def names(self) -> Iterator[tuple[str, str, str]]:
         """(file, name of a tensor, its name in the file)"""
         for file, handle in self.files.items():

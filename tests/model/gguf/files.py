@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from paceline.model.gguf.config import ARCHITECTURES, MIXTRAL
-from paceline.model.gguf.tensors import names_of
+from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
+from paceline.model.gguf.tensors import NEXT_NAMES, names_of
 
 KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()} | {"mixtral": "llama"}
 PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe")
@@ -40,12 +40,16 @@ def write_gguf(
     dots; None leaves one out."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = KINDS[config["model_type"]]
+    weights = stacked(load_file(checkpoint / "model.safetensors"))
+    further = {}
+    if "mtp.fc.weight" in weights:
+        weights, further = behind(weights, config["num_hidden_layers"])
+        changes |= {f"{arch}.nextn_predict_layers": 1, f"{arch}.block_count": config["num_hidden_layers"] + 1}
     writer = GGUFWriter(path, arch)
     for key, value in {**metadata(config, arch), **vocabulary(checkpoint), **changes}.items():
         add(writer, key.replace("__", "."), value)
-    names = names_of(arch, config["num_hidden_layers"])
+    names = names_of(arch, config["num_hidden_layers"] + 1) | further
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    weights = stacked(load_file(checkpoint / "model.safetensors"))
     for name, weight in (recurrent(config, weights) if "linear_num_key_heads" in config else weights).items():
         stem, _, end = name.rpartition(".")
         if end.endswith("_bias"):
@@ -70,6 +74,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """A layer for further tokens as one more block, and the names of what is not a layer's."""
+    stems = {f"mtp.{name}": f"blk.{layers}.nextn.{theirs}" for name, theirs in NEXT_NAMES.items()}
+    moved = {name.replace("mtp.layers.0.", f"model.layers.{layers}."): it for name, it in weights.items()}
+    return moved, stems
 
 
 def recurrent(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

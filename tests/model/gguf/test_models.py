@@ -84,7 +84,7 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tried() -> None:
-    from paceline.model.gguf.config import ARCHITECTURES, MIXTRAL
+    from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
     tried |= {"qwen3_vl_text", "qwen3_vl_moe_text"}

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.model.families import FAMILIES
+from paceline.model.family import MTP_PREFIX
 from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Header, TensorEntry, read_header
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
@@ -19,6 +21,14 @@ from paceline.model.groups import Groups
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.")
 SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+NEXT_NAMES = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head_norm",
+    "embed_tokens": "embed_tokens",
+}
+"""Tensors `mtp.*` of a layer for further tokens, and what they are called below `blk.N.nextn.`."""
 DECAY, OFFSET, KERNEL = ".A_log", ".dt_bias", ".conv1d.weight"
 """Ends of names of a recurrence's numbers: decay rates, which GGUF has as -exp(A), with what is added to their time,
 and kernels [channels, 1, length], which it has without the 1."""
@@ -101,6 +111,13 @@ class GgufTensors:
         self.blocks = self.header.metadata[f"{architecture}.block_count"]
         self.layers = self.blocks - (self.header.metadata.get(f"{architecture}.nextn_predict_layers") or 0)
         self.names = names_of(architecture, self.blocks)
+        family = FAMILIES[arch.model_type]
+        self.predicts = family.mtp and self.blocks == self.layers + 1
+        if self.predicts:
+            at, own = f"model.layers.{self.layers}.", MTP_PREFIX + "layers.0."
+            more = {own + name.removeprefix(at): it for name, it in self.names.items() if name.startswith(at)}
+            more |= {MTP_PREFIX + name: f"blk.{self.layers}.nextn.{it}" for name, it in NEXT_NAMES.items()}
+            self.names = {**self.names, **more}
         self.maps = {file: mapped(file) for file in parts_of(path)}
         self.taken: set[str] = set()
         self.read: list[TensorEntry] = []
@@ -201,6 +218,10 @@ class GgufTensors:
         for name in self.header.tensors:
             if name not in self.taken and name not in CONFIG_TENSORS and not self.further(name):
                 yield name
+
+    def ahead(self) -> set[str]:
+        """Names of the tensors of a layer for further tokens (draft/mtp.py)."""
+        return {name for name in self.header.tensors if self.predicts and self.further(name)}
 
     def further(self, name: str) -> bool:
         """Does a tensor belong to the layers behind the last, which predict further tokens?"""
