@@ -26,7 +26,7 @@ class Totals:
     busy_s: float = 0.0
     """Seconds of all steps."""
     stopped: bool = False
-    """Has speculation lost so much that nobody drafts for now?"""
+    """Has speculation lost more than it may, and is stopped for now?"""
     stopped_keys: int = 0
     """Keys for whose requests alone that is so."""
     why: tuple[str, ...] = ()
@@ -67,7 +67,7 @@ class Totals:
         self.drafter_errors[drafter] = self.drafter_errors.get(drafter, 0) + count
 
     def retired(self) -> "Totals":
-        """Those of an engine that has gone: nothing of them is about now."""
+        """Counters of an engine that has gone, without what is about the present."""
         return replace(self, stopped=False, stopped_keys=0, why=())
 
     def copy(self) -> "Totals":

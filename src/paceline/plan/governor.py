@@ -116,8 +116,8 @@ class Governor:
             self._book(key, sum(times.drafts.values()) if key == "" else 0.0, times.total)
 
     def waited(self, seconds: float, expected: float) -> float:
-        """Seconds of a step for which its rows are no reason: beyond what was expected, the usual error of that, and a
-        plain step. The machine was interrupted, or the price is too low; then steps correct it (`StepTimes.observe`)."""
+        """Seconds of a step for which its rows are no reason: beyond what was expected by more than a plain step and
+        the usual error. The machine was interrupted, or the price is too low; `StepTimes.observe` then corrects it."""
         doubt = max(SURE * self.times.error * expected, self.pass_seconds(1, 0))
         return max(0.0, seconds - expected - doubt) if self.times.seen else 0.0
 
