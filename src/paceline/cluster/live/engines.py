@@ -6,6 +6,7 @@ from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from math import ceil
+from operator import attrgetter
 from time import monotonic
 
 from paceline.cluster.live.freeness import (
@@ -24,7 +25,7 @@ from paceline.cluster.live.moving import move
 from paceline.cluster.live.voyage import START_S, Voyage, Voyages
 from paceline.core.errors import InputError, LostError
 from paceline.core.request import Request
-from paceline.engine.totals import Snapshot, Totals
+from paceline.engine.totals import Snapshot, Totals, added
 
 log = logging.getLogger("paceline")
 NO_LINK_S = 60.0
@@ -350,7 +351,7 @@ class Engines:
 
     def _forget(self, state: EngineState) -> None:
         del self.states[state.link.name]
-        self._past = together([Snapshot(0, 0, 0, 0, 0, self._past), replace(state.snapshot, blocks=0)]).totals
+        self._past = added(self._past, state.snapshot.totals).retired()
 
     async def move(self, voyage: Voyage, to: EngineLink) -> str:
         """Live migration of a sample."""
@@ -467,24 +468,9 @@ def load_of(name: str, blocks: int, size: int, requests: Sequence[Request], drai
 
 def together(snapshots: Iterable[Snapshot]) -> Snapshot:
     """Sums; `why` is nobody's. The engines have blocks of one size."""
-    running = waiting = blocks = used = cached = size = 0
-    prefix = False
-    totals = Totals()
-    for each in snapshots:
-        running, waiting = running + each.running, waiting + each.waiting
-        blocks, used, cached = blocks + each.blocks, used + each.used, cached + each.cached
-        size, prefix = max(size, each.block_size), prefix or each.prefix
-        mine = each.totals
-        totals.prompt += mine.prompt
-        totals.cached += mine.cached
-        totals.preemptions += mine.preemptions
-        totals.saved_s += mine.saved_s
-        totals.busy_s += mine.busy_s
-        for name, count in mine.drafter_errors.items():
-            totals.failed(name, count)
-        for name, stats in mine.drafters.items():
-            sum_ = totals.drafters.setdefault(name, type(stats)())
-            sum_.count(stats.offered, stats.kept)
-            sum_.passes += stats.passes
-            sum_.generated += stats.generated
+    each = list(snapshots)
+    totals = replace(added(*(it.totals for it in each)), why=())
+    running, waiting, blocks = (sum(map(attrgetter(name), each)) for name in ("running", "waiting", "blocks"))
+    used, cached = (sum(map(attrgetter(name), each)) for name in ("used", "cached"))
+    size, prefix = max((it.block_size for it in each), default=0), any(it.prefix for it in each)
     return Snapshot(running, waiting, max(1, blocks), used, cached, totals, block_size=size, prefix=prefix)
