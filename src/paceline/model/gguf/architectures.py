@@ -48,7 +48,7 @@ class Arch:
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
 
-QWEN35 = Arch(
+GATED_DELTA = Arch(
     "qwen3_5_text",
     folded=True,
     tiled=True,
@@ -160,9 +160,9 @@ ARCHITECTURES: dict[str, Arch] = {
         "qwen3_vl_moe_text",
         mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
     ),
-    "qwen35": QWEN35,
+    "qwen35": GATED_DELTA,
     "qwen35moe": replace(
-        QWEN35,
+        GATED_DELTA,
         model_type="qwen3_5_moe_text",
         mixture={
             **QWEN_EXPERTS,
