@@ -34,7 +34,7 @@ LANE_S = 0.01
 """Wait between two slices of bodies in very many pieces."""
 UNREAD_S = 30.0
 """How long a client may read nothing of a complete answer."""
-WHY_S = 1.0
+CLOSING_WORD_S = 1.0
 """How long a connection that is ended has to read why."""
 MANY_ENDED = 256
 """Connections that end until memory is given back; each has some 8 KB."""
@@ -251,7 +251,7 @@ def protocol(settings: Settings, tidy: Callable[[], None] = lambda: None) -> typ
                 self.transport.write(answer)
                 self.transport.close()
                 if self.transport.get_write_buffer_size():  # it would stay until that is read
-                    self.loop.call_later(WHY_S, self.transport.abort)
+                    self.loop.call_later(CLOSING_WORD_S, self.transport.abort)
             places.leave(self)
             self._tell()
             ends.count(reason)
