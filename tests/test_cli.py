@@ -1,6 +1,7 @@
 """The command line: what it says, what it answers to bad input, and that a session survives."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -165,6 +166,21 @@ def test_figures_go_to_stderr(pair: list[str]) -> None:
     said = [line for line in quiet.stderr.splitlines() if not line.startswith("measuring this machine")]
     assert loud.stdout == quiet.stdout and not said, "on a busy machine step times are not kept, and measured again"
     assert "9 tokens in" in loud.stderr and "tau" in loud.stderr and "seed 5" in loud.stderr
+
+
+def test_reasons_and_the_account_are_explained(pair: list[str]) -> None:
+    """`auto` begins with a reason and ends with what speculation saved; a named drafter is obeyed, and said to be."""
+    options = [*pair, "--seed", "5", "--max-tokens", "30", "--no-stats", "--explain"]
+    reasons = [line for line in run("generate", "Tom has", *options).stderr.splitlines() if "measuring" not in line]
+    assert reasons[0].startswith(("step 1: draft ", "step 1: plain: ")) and "plain step" not in reasons[0]
+    account = re.fullmatch(
+        r"speculation (saved|lost) (\d+\.\d) s(?: of|: (\d+\.\d) s instead of) the (\d+\.\d) s that plain decoding "
+        "takes",
+        reasons[-1],
+    )
+    assert account and (account[1] == "lost" or float(account[2]) < float(account[4]))
+    named = run("generate", "Tom has", *options, "--drafter", "model").stderr
+    assert "step 1: asked for: draft model x" in named and "(nothing is timed yet)" in named
 
 
 def test_json_and_where_the_prompt_comes_from(pair: list[str], tmp_path: Path) -> None:

@@ -392,24 +392,29 @@ class OnMachine(Simulator):
         governor = getattr(twin.table.policy, "governor", None)
         if governor is not None:
             self.report["account"] = governor.saved
-            self.report["true"] = self.report.get("true", 0.0) + self._saved(governor.patience, results, *done, reads)
+            plain, took = self._quiet(governor.patience, results, *done, reads)
+            self.report["true"] = self.report.get("true", 0.0) + plain - took
+            self.report["took"] = self.report.get("took", 0.0) + took
         return Outcome(results, advanced, *done, times)
 
-    def _saved(self, patience: float, results: Any, work: Work, parts: Sequence[Drafting], reads: int) -> float:
-        """Seconds that this step saves against plain decoding at the same pace, without noise."""
+    def _quiet(
+        self, patience: float, results: Any, work: Work, parts: Sequence[Drafting], reads: int
+    ) -> tuple[float, float]:
+        """Seconds that plain decoding takes for the tokens of this step, and that the step takes: both at the same
+        pace and without noise, so that which of the two was interrupted more often is not judged."""
+        pace, took = self.machine.pace(self.now), self.machine.seconds(work, parts, reads, noisy=False).total
         drawn = [len(result.tokens) for result in results if result.tokens]
         if not drawn:
-            return 0.0
+            return pace * took, pace * took
         n, nodes = len(drawn), sum(part.nodes for part in parts)
         context = round(work.context * n / work.requests)
         alone = self.machine.seconds(Work(n, n, context, context, n), [], noisy=False)
         passes = fitting(patience, alone.target)
         one = alone.target + alone.rest / passes
-        took = self.machine.seconds(work, parts, reads, noisy=False).total
         plain = sum(drawn) * one / n
         if work.passes == 1 and work.rows > n + nodes:  # with prompts
             plain += self.machine.seconds(replace(work, rows=work.rows - nodes), [], noisy=False).total - one
-        return self.machine.pace(self.now) * (plain - took)
+        return pace * plain, pace * took
 
 
 def judge(world: World, fixed: bool) -> dict[str, Any]:
@@ -417,7 +422,8 @@ def judge(world: World, fixed: bool) -> dict[str, Any]:
     auto, more = world.run("auto")
     share = auto / sum(text.tokens for text in world.texts)
     more["wrong"] = share * (more.get("account", 0.0) - more.get("true", 0.0))
-    row = {"name": world.name, "plain": plain, "auto": auto / plain, **more}
+    quiet = 1.0 + more["true"] / more["took"]
+    row = {"name": world.name, "plain": plain, "auto": auto / plain, "quiet": quiet, **more}
     if fixed:
         each = {name: world.run(name)[0] / plain for name in ARMS}
         row |= {"fixed": each, "hindsight": world.hindsight() / plain}
@@ -435,6 +441,10 @@ def summary(name: str, rows: Sequence[dict[str, Any]]) -> str:
     text = f"{name}: {len(values)} worlds, over plain: least {least:.3f}, 1 % {one:.3f}, 5 % {five:.3f}"
     text += f", median {middle:.3f}, mean {mean(values):.3f}; below 0.98 {sum(v < 0.98 for v in values)}"
     text += f", below 0.95 {sum(v < 0.95 for v in values)}"
+    if quiet := sorted(row["quiet"] for row in rows if "quiet" in row):
+        text += (
+            f"; without noise: least {quiet[0]:.3f}, mean {mean(quiet):.3f}, below 0.98 {sum(v < 0.98 for v in quiet)}"
+        )
     if wrong := sorted(abs(row["wrong"]) for row in rows if "wrong" in row):
         late = wrong[int(0.95 * len(wrong))]
         text += f"; account wrong by {statistics.median(wrong):.3f} of the time, 95 % {late:.3f}, most {wrong[-1]:.3f}"

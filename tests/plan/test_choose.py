@@ -208,8 +208,11 @@ def test_wishes_and_limits_hold() -> None:
         assert (left > 1 and wish != 0 and spare > 2) <= any(s.nodes for s in got.values())
 
 
-def simulate(pick: Goodput, rs: list[Request], rates: dict[str, float], steps: int, rng: random.Random) -> list[str]:
-    """Steps of a world with these true rates; the drafter that the first request had in each."""
+def simulate(
+    pick: Goodput, rs: list[Request], rates: dict[str, float], steps: int, rng: random.Random, longer: float = 0.0
+) -> list[str]:
+    """Steps of a world with these true rates, each `longer` seconds longer than its price; the drafter that the first
+    request had in each."""
     drafters = []
     for _ in range(steps):
         got = shares(pick, rs, 99, base(len(rs)))
@@ -225,7 +228,7 @@ def simulate(pick: Goodput, rs: list[Request], rates: dict[str, float], steps: i
         work = base(len(rs), sum(map(sum, parts.values())))
         done = [Drafting(name, len(ns), max(ns), sum(ns)) for name, ns in parts.items()]
         times = pick.times
-        spent = Times(times.of_target(work), {p.drafter: times.of_draft(p) for p in done},
+        spent = Times(longer + times.of_target(work), {p.drafter: times.of_draft(p) for p in done},
                       times.of_rest(len(rs), sum(p.nodes for p in done)))  # fmt: skip
         pick.learn(notes, work, done, spent)
         drafters.append(got[rs[0].id].drafter)
@@ -261,6 +264,38 @@ def test_what_is_lost_stays_within_the_credit(seed: int) -> None:
         simulate(pick, rs, {}, steps, rng)
         spent = pick.governor.seconds - before
         assert spent <= (1 + 2 * LOSS) * steps * plain + (CREDIT_STEPS + 3) * plain
+
+
+def test_an_interrupted_step_stops_nobody() -> None:
+    """One step of a drafter that pays waits for another program, for as long as forty plain ones take."""
+    rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
+    pick.times.seen = 1  # the prices are measured
+    simulate(pick, rs, {"a": 0.9}, 200, rng)
+    pick.governor.lost[""] = 0.0
+    before, plain = pick.governor.seconds, Frozen().of_target(base(1))
+    drafters = simulate(pick, rs, {"a": 0.9}, 1, rng, 40 * plain)
+    assert drafters == ["a"] and not pick.governor.stops()
+    assert pick.governor.seconds - before > 40 * plain, "the wait is time of a step"
+    assert simulate(pick, rs, {"a": 0.9}, 20, rng).count("a") >= 19
+
+
+def test_a_price_far_too_low_is_a_loss_all_the_same() -> None:
+    """Drafts take twenty times their price, for ever: what they lose is bounded, as the price is corrected."""
+    true, pick, [one] = slow_pair(), Goodput(slow_pair(), room), requests(1, ("model",))
+    pick.times.drafts["model"] = pick.times.drafts["model"].scaled(0.05)
+    pick.enrol("model", DrafterFacts(8, chain=True, group="draft"))
+    spent = tokens = 0.0
+    for _ in range(1200):
+        share = pick.decide([one], 99, base(1)).shares[0]
+        chain = min(share.nodes, share.depth)
+        parts = [Drafting("model", 1, chain, chain)] if chain else []
+        times = Times(true.of_target(base(1, chain)), {it.drafter: true.of_draft(it) for it in parts}, 1e-4)
+        pick.learn(
+            [Note(0, share.drafter, share.nodes, share.depth, [1] * chain, [0] * chain)], base(1, chain), parts, times
+        )
+        spent, tokens = spent + times.total, tokens + 1
+    plain = tokens * (true.of_target(base(1)) + 1e-4)
+    assert spent < 1.05 * plain + CREDIT_STEPS * plain / tokens
 
 
 def test_what_is_part_of_another_needs_no_tries() -> None:

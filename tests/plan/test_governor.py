@@ -6,7 +6,7 @@ import pytest
 
 from paceline.core.plan import Work
 from paceline.plan.cost import StepTimes, Terms, Times
-from paceline.plan.governor import CREDIT_STEPS, LOSS, Governor
+from paceline.plan.governor import CREDIT_STEPS, LOSS, MOST_KEYS, Governor
 
 PLAIN = 0.02
 
@@ -105,6 +105,18 @@ def test_a_key_that_loses_is_stopped_and_others_are_not() -> None:
     for _ in range(150):
         governor.drafted(work(2, 6), 1.2 * PLAIN, {"a": (1, 4), "b": (1, 1)}, 5, False)
     assert governor.stops("b") and not governor.stops("a") and not governor.stops()
+
+
+def test_names_that_clients_choose_are_bounded() -> None:
+    """What a key has lost is not forgotten while others come and go."""
+    governor = Governor(measured())
+    rest(governor)
+    for _ in range(150):
+        governor.drafted(work(2, 6), 1.2 * PLAIN, {"a": (1, 4), "b": (1, 1)}, 5, False)
+    for number in range(2 * MOST_KEYS):
+        draft(governor, PLAIN, 1, f"client {number}")
+    rest(governor)
+    assert len(governor.lost) == MOST_KEYS and "" in governor.lost and governor.stops("b")
 
 
 def test_a_plain_step_is_due_now_and_then() -> None:

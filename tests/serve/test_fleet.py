@@ -80,6 +80,9 @@ def test_two_fit_and_the_third_takes_turns(alone: dict[tuple[str, str], str]) ->
         assert send(url + "/stats")[1]["tokens"]["generated"] == fleet.snapshot.speculation.generated > 0
         counted = fleet.snapshot.speculation.generated
         assert counted >= 12, "what unloaded engines made still counts"
+        gone = [it.retired for it in fleet.members.values() if it.unloads]
+        assert all(it.busy_s > 0.0 and it.saved_s and not it.why for it in gone), "their account, too, but no reasons"
+        assert send(url + "/stats")[1]["busy_s"] > sum(it.busy_s for it in gone)
         assert post(url + "/v1/completions", wish("another", "a"))[0] == 404
 
 

@@ -58,6 +58,9 @@ def test_counts_are_those_of_the_answers(fresh: httpx2.Client) -> None:
         assert stats["tokens"][total] == sum(s[total] for s in spec)
     assert values["spec_decode_tau", ()] == stats["tau"] == pytest.approx(generated / passes)
     assert stats["by_drafter"]["none"]["tau"] == 1.0
+    assert values["speculation_saved_seconds_total", ()] == stats["saved_s"] != 0.0
+    assert values["step_seconds_total", ()] == stats["busy_s"] > 0.0
+    assert stats["stopped"] == {"all": False, "keys": 0} and values["speculation_stopped", ()] == 0.0
 
 
 def test_histograms_and_endings(fresh: httpx2.Client) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import signal
 import subprocess
 import time
@@ -62,6 +63,7 @@ async def test_sigterm_under_load(llm: LLM) -> None:
             answers = await asyncio.gather(*tasks)
         _, log = child.communicate(timeout=WAIT_S)
         assert child.returncode == 0
+        assert re.search(r"Speculation (saved|lost) [\d.]+ s", log), "the account, at the end"
         assert [json.loads(line)["status"] for line in log.splitlines() if '"/v1/completions"' in line].count(200) == 2
     for seed, lines in enumerate(answers):
         choices = [choice for event in events(lines) for choice in event["choices"]]  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def test_times_reach_the_account() -> None:
     events = pressed()
     where, changed = next(found for i, event in enumerate(events) if (found := change("times", i, event)) is not None)
     one, two = replay(events), replay([*events[:where], changed, *events[where + 1 :]])
-    assert one.twin.table.decision.account != two.twin.table.decision.account
+    assert one.twin.desk.totals.saved_s != two.twin.desk.totals.saved_s
 
 
 @pytest.mark.parametrize("what", ["accepted", "advanced", "arrival"])

@@ -20,7 +20,9 @@ class Reasons(Recorder):
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self.step += 1
         drafting = sorted({item.drafter for item in plan.items if item.nodes})
-        why = "; ".join(plan.why) or (f"draft {', '.join(drafting)}: named" if drafting else "plain: no draft pays")
+        free = any(item.request.arms for item in plan.items)
+        plainly = "plain: no draft pays" if free else "plain: no room for a draft"
+        why = "; ".join(plan.why) or (f"draft {', '.join(drafting)}: named" if drafting else plainly)
         if not self.found or self.found[-1][1] != why:
             self.found.append((self.step, why))
 

@@ -45,8 +45,7 @@ def generate(
     elif not done.result.text.endswith("\n"):
         screen.write("\n")
     if reasons:
-        saved, busy = llm.engine.table.decision.account
-        for line in (*reasons.lines(), f"speculation saved {saved:.1f} s of {busy:.1f} s"):
+        for line in (*reasons.lines(), llm.engine.desk.totals.saved_words):
             note(line)
     if stats:
         note(done.line())

@@ -221,8 +221,7 @@ class Engine:
         found = [note for note in found if note.request not in numbers]
         times = self._times(begun, computed)
         self.recorder.ran(results, found, work, parts, times)
-        self.desk.policy.learn([*notes, *found], work, parts, times)
-        self.desk.totals.account(self.table.decision.account, plan.why)
+        self.desk.totals.account(self.desk.policy.learn([*notes, *found], work, parts, times), plan.why)
         for request in ended:
             self.desk.table.drop(request)
         return changed

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 from paceline.cache.blocks import BlockPool
 from paceline.core.plan import Note
 from paceline.core.request import Request, SpecStats
+from paceline.plan import Account
 
 
 @dataclass(slots=True)
@@ -24,6 +25,10 @@ class Totals:
     """Seconds that speculation has saved against plain decoding, by the governor's account; below 0: lost."""
     busy_s: float = 0.0
     """Seconds of all steps."""
+    stopped: bool = False
+    """Has speculation lost more than it may, and is stopped for now?"""
+    stopped_keys: int = 0
+    """Keys for whose requests alone that is so."""
     why: tuple[str, ...] = ()
     """Reasons of the latest decision."""
 
@@ -43,14 +48,27 @@ class Totals:
         stats.passes += len(notes)
         stats.generated += generated
 
-    def account(self, account: tuple[float, float], why: tuple[str, ...]) -> None:
-        """Take over the policy's account (seconds saved, seconds of all steps) and the reasons of its decision."""
-        self.saved_s, self.busy_s = account
+    def account(self, account: Account | None, why: tuple[str, ...]) -> None:
+        """Take over the policy's account, if it keeps one, and the reasons of its decision."""
+        if account is not None:
+            self.saved_s, self.busy_s, self.stopped, self.stopped_keys = account
         self.why = why or self.why
+
+    @property
+    def saved_words(self) -> str:
+        """The account in words."""
+        plain = f"the {max(0.0, self.saved_s + self.busy_s):.1f} s that plain decoding takes"
+        if self.saved_s < 0.0:
+            return f"speculation lost {-self.saved_s:.1f} s: {self.busy_s:.1f} s instead of {plain}"
+        return f"speculation saved {self.saved_s:.1f} s of {plain}"
 
     def failed(self, drafter: str, count: int = 1) -> None:
         """Count failures of a drafter."""
         self.drafter_errors[drafter] = self.drafter_errors.get(drafter, 0) + count
+
+    def retired(self) -> "Totals":
+        """Counters of an engine that has gone, without what is about the present."""
+        return replace(self, stopped=False, stopped_keys=0, why=())
 
     def copy(self) -> "Totals":
         """A copy that shares nothing that changes."""
@@ -95,6 +113,26 @@ def snapshot(
         len(running), len(waiting), pool.num_blocks, used, len(pool.evictable), totals.copy(), expert_loads,
         block_size=pool.block_size, prefix=pool.prefix,
     )  # fmt: skip
+
+
+def added(*parts: Totals) -> Totals:
+    """Counters of several engines together, and the reasons of all."""
+    total = Totals()
+    for part in parts:
+        total.prompt += part.prompt
+        total.cached += part.cached
+        total.preemptions += part.preemptions
+        total.saved_s += part.saved_s
+        total.busy_s += part.busy_s
+        total.stopped = total.stopped or part.stopped
+        total.stopped_keys += part.stopped_keys
+        total.why += part.why
+        for name, count in part.drafter_errors.items():
+            total.failed(name, count)
+        for name, stats in part.drafters.items():
+            known = total.drafters.get(name)
+            total.drafters[name] = summed([stats] if known is None else [known, stats])
+    return total
 
 
 def summed(parts: Iterable[SpecStats]) -> SpecStats:

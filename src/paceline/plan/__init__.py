@@ -61,6 +61,19 @@ class DrafterFacts:
         return min(nodes + 1, depth) if self.ahead == "path" else max(0, MAX_CANDIDATES - nodes)
 
 
+class Account(NamedTuple):
+    """What a policy knows of its gain against plain decoding, since the start."""
+
+    saved: float = 0.0
+    """Seconds; below 0: lost."""
+    seconds: float = 0.0
+    """Seconds of all steps."""
+    stopped: bool = False
+    """Has speculation lost more than it may, so that the policy lets nobody draft for now?"""
+    stopped_keys: int = 0
+    """Keys for whose requests alone that is so."""
+
+
 @dataclass(slots=True)
 class StepDecision:
     """What a policy decides about a step."""
@@ -71,8 +84,6 @@ class StepDecision:
     """Most passes of the target in the step."""
     why: tuple[str, ...] = ()
     """Reasons in words, one for each bet that was taken."""
-    account: tuple[float, float] = (0.0, 0.0)
-    """Seconds that speculation has saved against plain decoding, and seconds of all steps, before this one."""
     gain: dict[str, tuple[float, float]] = field(default_factory=dict)
     """{K/V group: seconds that drafting with it is expected to save for each token of a request, and may save at best}.
     A group that is missing is always kept up."""
@@ -113,8 +124,9 @@ class LengthPolicy:
         `base`: the pass without any nodes. Without room the answer is about K/V groups alone."""
         return StepDecision({r.id: Share("none", 0, 0) for r in requests})
 
-    def learn(self, notes: Sequence[Note], work: Work, parts: "Sequence[Drafting]", times: "Times") -> None:
-        """What the step that was decided last has taught."""
+    def learn(self, notes: Sequence[Note], work: Work, parts: "Sequence[Drafting]", times: "Times") -> Account | None:
+        """Learn from the step that was decided last. The account after it; None for a policy that keeps none."""
+        return None
 
     def drop(self, request: Request) -> None:
         """A request has ended."""

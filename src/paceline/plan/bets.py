@@ -27,6 +27,8 @@ class Bet:
     """Drafted tokens of one request that are kept."""
     plain: float
     """Seconds that a plain step takes."""
+    measured: bool = True
+    """Has any step been timed? Else the seconds have the right proportions at best."""
 
     @property
     def why(self) -> str:
@@ -34,7 +36,8 @@ class Bet:
         many = f" for {self.requests}" if self.requests > 1 else ""
         low, mean, high = self.tokens
         of = f"{self.what} {self.drafter} x{self.nodes}{many}: +{mean:.1f} tokens ({low:.1f} to {high:.1f})"
-        return f"{of} in {1e3 * self.cost:.1f} ms; plain {1e3 * self.plain:.1f} ms"
+        guess = "" if self.measured else " (nothing is timed yet)"
+        return f"{of} in {1e3 * self.cost:.1f} ms; plain {1e3 * self.plain:.1f} ms{guess}"
 
     @property
     def why_paid(self) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.core.plan import MinChance, Note, Work, straight
 from paceline.core.request import Request
-from paceline.plan import NONE, POLICIES, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
+from paceline.plan import NONE, POLICIES, Account, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
@@ -147,8 +147,7 @@ class Goodput(LengthPolicy):
             self._enter(request)
         free = [r for r in requests if r.arms]
         explorer = min((r.id for r in free), default=-1)
-        account = self.governor.saved, self.governor.seconds
-        decision = StepDecision(account=account, gain=self._gain(free), room=self.governor.room(), explorer=explorer)
+        decision = StepDecision(gain=self._gain(free), room=self.governor.room(), explorer=explorer)
         if self.governor.stops():  # nor is K/V kept up
             decision.gain = dict.fromkeys(decision.gain, (0.0, 0.0))
         if not requests or room <= 0:
@@ -280,7 +279,7 @@ class Goodput(LengthPolicy):
             for bound in (-1, 1)
         )
         tokens = Bound(*(x / len(mine) for x in (low, sum(p.tokens for _, p in mine), high)))
-        return Bet("draft", drafter, nodes, len(mine), price.of(choice), tokens, price.of({}))
+        return Bet("draft", drafter, nodes, len(mine), price.of(choice), tokens, price.of({}), self.times.seen > 0)
 
     def _rounds(self, request: int, drafter: str, nodes: int) -> float:
         return self._known(request).belief(self.arms[drafter].key(nodes)).known(self.step)
@@ -378,21 +377,22 @@ class Goodput(LengthPolicy):
 
     # -- learning ------------------------------------------------------------------------------------------------------
 
-    def learn(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
+    def learn(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> Account:
         before, self.step = self.step, self.step + work.passes
         for each in (self.beliefs, *self.apart.values()):
             each.now = self.step
         self.held[self._base.rows > self._base.requests].left -= work.passes - 1
         checked = not parts and bool(self.governor.open)
-        self._account(before, notes, work, parts, times)
+        waited = self.governor.waited(times.total, self.times.predict(work, parts)) if parts else 0.0
+        self._account(before, notes, work, parts, times, waited)
         if self.trial is not None:
             mine = [note for note in notes if note.request == self.trial.request and note.drafter == self.trial.drafter]
             kept = sum(sum(note.kept) for note in mine)
-            lost = times.total - work.passes * self.trial.usual - kept / self.trial.goodput
+            lost = times.total - waited - work.passes * self.trial.usual - kept / self.trial.goodput
             shared = self._base.rows > self._base.requests  # with prompts, which take time in any case
             self.governor.tried(self.trial.loss if shared else lost)
             self._look = self.step + YOUNG * work.passes
-        if checked or self.trial or self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM:
+        if checked or waited or self.trial or self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM:
             self.times.observe(work, parts, times)
         for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
@@ -400,9 +400,12 @@ class Goodput(LengthPolicy):
                 depth = min(depth, len(note.offered))
             if arm is not None and depth:
                 self._known(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
+        return self.governor.account
 
-    def _account(self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> None:
-        """Book the step with the governor."""
+    def _account(
+        self, before: int, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times, waited: float
+    ) -> None:
+        """Book the step with the governor. `waited`: seconds of it in which the machine was interrupted."""
         base, price = self._base, self.governor.pass_seconds
         tokens = {n.request: 0 for n in notes if not n.part}
         for note in notes:
@@ -427,7 +430,7 @@ class Goodput(LengthPolicy):
                 if (key := self._keys.get(request)) is not None:
                     requests, all_ = got.get(key, (0, 0))
                     got[key] = requests + 1, all_ + count
-            self.governor.drafted(work, times.total, got, sum(tokens.values()), self._straight)
+            self.governor.drafted(work, times.total - waited, got, sum(tokens.values()), self._straight, waited)
 
     def _chosen(self, notes: Sequence[Note]) -> dict[str, float]:
         """{drafter: the part of its requests for which it was chosen}. What users named is charged to nobody."""

@@ -8,14 +8,20 @@ measures that, and while drafts run a plain step is made for each of them that L
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
 
 from paceline.core.plan import Work
+from paceline.plan import Account
 from paceline.plan.cost import OFF, StepTimes, Times
 
 LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
 CREDIT_S, CREDIT_STEPS = 1.0, 5
 """What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
+SURE = 4.0
+"""Mean errors by which a step differs from what was expected for a reason of its own."""
+MOST_KEYS = 256
+"""Keys with an account of their own, those that have lost most: clients choose names, and each costs time in a step."""
 PASSES = 8
 """Most passes of the target in one step."""
 
@@ -65,6 +71,13 @@ class Governor:
     def credit(self) -> float:
         return min(CREDIT_S, CREDIT_STEPS * self.pass_seconds(1, 0))
 
+    @property
+    def account(self) -> Account:
+        """The account in all."""
+        credit = self.credit
+        keys = sum(lost > credit for key, lost in self.lost.items() if key)
+        return Account(self.saved, self.seconds, self.lost.get("", 0.0) > credit, keys)
+
     def stops(self, key: str = "") -> bool:
         """Does this account, or that of all, forbid drafts for now?"""
         return max(self.lost.get("", 0.0), self.lost.get(key, 0.0)) > self.credit
@@ -96,16 +109,27 @@ class Governor:
         self.seconds += times.total
         self.saved -= sum(times.drafts.values())
         self.betting = max(-self.credit, self.betting - LOSS * times.total)
+        if len(self.lost) > MOST_KEYS:
+            worst = sorted(self.lost, key=lambda key: -self.lost[key] if key else -inf)
+            self.lost = {key: self.lost[key] for key in worst[:MOST_KEYS]}
         for key in {"", *self.lost}:
             self._book(key, sum(times.drafts.values()) if key == "" else 0.0, times.total)
 
+    def waited(self, seconds: float, expected: float) -> float:
+        """Seconds of a step for which its rows are no reason: beyond what was expected by more than a plain step and
+        the usual error. The machine was interrupted, or the price is too low; `StepTimes.observe` then corrects it."""
+        doubt = max(SURE * self.times.error * expected, self.pass_seconds(1, 0))
+        return max(0.0, seconds - expected - doubt) if self.times.seen else 0.0
+
     def drafted(
-        self, work: Work, seconds: float, tokens: Mapping[str, tuple[int, int]], total: int, straight: bool
-    ) -> None:
+        self, work: Work, seconds: float, tokens: Mapping[str, tuple[int, int]], total: int, straight: bool,
+        waited: float = 0.0,
+    ) -> None:  # fmt: skip
         """A step in which somebody was drafted for. `tokens` {key: (requests, tokens that they got)} of those whose
-        drafter was chosen for them; `total`: tokens of all. What a user's own choice loses binds nobody."""
+        drafter was chosen for them; `total`: tokens of all. What a user's own choice loses binds nobody. `waited`:
+        seconds more, in which the machine was interrupted; plain decoding would have waited as long."""
         n, price = work.requests, self.pass_seconds(work.requests, work.context, straight)
-        self.seconds += seconds
+        self.seconds += seconds + waited
         self.saved += total * price / n - seconds
         self.betting = max(-self.credit, self.betting - LOSS * seconds)
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())

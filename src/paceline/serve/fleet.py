@@ -17,7 +17,7 @@ from paceline.engine.budget import parse_bytes, shape_of
 from paceline.engine.door import DOOR
 from paceline.engine.options import Options
 from paceline.engine.pair import drafter_of, paths
-from paceline.engine.totals import Snapshot, Totals, summed
+from paceline.engine.totals import Snapshot, Totals, added
 from paceline.model.chain import is_chain, parts_of_chain
 from paceline.model.pull import have
 from paceline.reason.ensemble import load
@@ -358,7 +358,7 @@ class Fleet:
             assert server is not None
             log.info("Unloading %s.", member.name)
             await asyncio.to_thread(server.llm.close, CLOSE_S)
-            member.retired = added(member.retired, server.llm.snapshot.totals)
+            member.retired = added(member.retired, server.llm.snapshot.totals).retired()
             member.unloads += 1
             del server
             await asyncio.to_thread(give_back)
@@ -422,18 +422,3 @@ def check_members(fleet: Fleet) -> None:
 def local(model: str | Path) -> Path | None:
     """Where a model lies on this machine, if it does: nothing is fetched."""
     return Path(model) if Path(model).exists() else have(str(model))
-
-
-def added(*parts: Totals) -> Totals:
-    """Counters of several engines together."""
-    total = Totals()
-    for part in parts:
-        total.prompt += part.prompt
-        total.cached += part.cached
-        total.preemptions += part.preemptions
-        for name, count in part.drafter_errors.items():
-            total.drafter_errors[name] = total.drafter_errors.get(name, 0) + count
-        for name, stats in part.drafters.items():
-            known = total.drafters.get(name)
-            total.drafters[name] = summed([stats] if known is None else [known, stats])
-    return total

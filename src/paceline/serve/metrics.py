@@ -165,6 +165,12 @@ class EngineCollector(Collector):
             "Seconds that speculation has saved against plain decoding since the start; below 0: lost.",
             now.totals.saved_s,
         )
+        yield _counter("step_seconds", "Seconds of all steps.", now.totals.busy_s)
+        yield _gauge(
+            "speculation_stopped",
+            "1 while speculation has lost more time than it may, so that nobody drafts; 0 otherwise.",
+            float(now.totals.stopped),
+        )
         yield _counter("prompt_tokens", "Prompt tokens of admitted samples.", now.totals.prompt)
         yield _counter("prefix_cache_hit_tokens", "Those found in the prefix cache.", now.totals.cached)
         yield _counter("generation_tokens", "Generated tokens.", speculation.generated)

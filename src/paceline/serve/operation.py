@@ -144,6 +144,7 @@ class Operation:
         for call in self.unanswered:
             call.stop(unavailable("The server shut down before the answer was complete.", "draining"))
         await self._wait(LAST_WORD_S)
+        log.info("%s.", self.host.snapshot.totals.saved_words.capitalize())
 
     async def _wait(self, seconds: float) -> None:
         end = monotonic() + seconds

@@ -61,6 +61,7 @@ def stats(host: ServedHost, settings: Settings, uptime: float) -> dict[str, Any]
         **speculation(total),
         "saved_s": now.totals.saved_s,
         "busy_s": now.totals.busy_s,
+        "stopped": {"all": now.totals.stopped, "keys": now.totals.stopped_keys},
         "why": list(now.totals.why),
         "preemptions": now.totals.preemptions,
         **({"gpu": dict(now.gpu)} if now.gpu else {}),

@@ -104,7 +104,8 @@ class Twin:
                 self.desk.cache.advance(lease, group, length)
                 self.desk.cache.seal(lease)
         notes = self.desk.emit(plan, outcome.results)
-        self.desk.policy.learn([*notes, *outcome.found], outcome.work, outcome.parts, outcome.times)
+        account = self.desk.policy.learn([*notes, *outcome.found], outcome.work, outcome.parts, outcome.times)
+        self.desk.totals.account(account, plan.why)
         for item in plan.items:
             if item.request.finish is not None:
                 self._forget(item.request)

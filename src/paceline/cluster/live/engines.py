@@ -25,7 +25,7 @@ from paceline.cluster.live.moving import move
 from paceline.cluster.live.voyage import START_S, Voyage, Voyages
 from paceline.core.errors import InputError, LostError
 from paceline.core.request import Request
-from paceline.engine.totals import Snapshot, Totals
+from paceline.engine.totals import Snapshot, Totals, added
 
 log = logging.getLogger("paceline")
 NO_LINK_S = 60.0
@@ -373,7 +373,7 @@ class Engines:
 
     def _forget(self, state: EngineState) -> None:
         del self.states[state.link.name]
-        self._past = together([Snapshot(0, 0, 0, 0, 0, self._past), replace(state.snapshot, blocks=0)]).totals
+        self._past = added(self._past, state.snapshot.totals).retired()
 
     async def move(self, voyage: Voyage, to: EngineLink) -> str:
         """Live migration of a sample; one whose adapter was replaced or unloaded stays."""

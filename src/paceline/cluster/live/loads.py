@@ -1,11 +1,13 @@
 """What a front knows of its engines, in figures: pure functions."""
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from math import ceil
+from operator import attrgetter
 
 from paceline.cluster.live.freeness import EngineLoad, urgent
 from paceline.core.request import Request
-from paceline.engine.totals import Snapshot, Totals
+from paceline.engine.totals import Snapshot, added
 
 
 def load_of(name: str, blocks: int, size: int, requests: Sequence[Request], draining: bool = False) -> EngineLoad:
@@ -27,24 +29,9 @@ def load_of(name: str, blocks: int, size: int, requests: Sequence[Request], drai
 
 def together(snapshots: Iterable[Snapshot]) -> Snapshot:
     """Sums; `why` is nobody's. The engines have blocks of one size."""
-    running = waiting = blocks = used = cached = size = 0
-    prefix = False
-    totals = Totals()
-    for each in snapshots:
-        running, waiting = running + each.running, waiting + each.waiting
-        blocks, used, cached = blocks + each.blocks, used + each.used, cached + each.cached
-        size, prefix = max(size, each.block_size), prefix or each.prefix
-        mine = each.totals
-        totals.prompt += mine.prompt
-        totals.cached += mine.cached
-        totals.preemptions += mine.preemptions
-        totals.saved_s += mine.saved_s
-        totals.busy_s += mine.busy_s
-        for name, count in mine.drafter_errors.items():
-            totals.failed(name, count)
-        for name, stats in mine.drafters.items():
-            sum_ = totals.drafters.setdefault(name, type(stats)())
-            sum_.count(stats.offered, stats.kept)
-            sum_.passes += stats.passes
-            sum_.generated += stats.generated
+    each = list(snapshots)
+    totals = replace(added(*(it.totals for it in each)), why=())
+    running, waiting, blocks = (sum(map(attrgetter(name), each)) for name in ("running", "waiting", "blocks"))
+    used, cached = (sum(map(attrgetter(name), each)) for name in ("used", "cached"))
+    size, prefix = max((it.block_size for it in each), default=0), any(it.prefix for it in each)
     return Snapshot(running, waiting, max(1, blocks), used, cached, totals, block_size=size, prefix=prefix)

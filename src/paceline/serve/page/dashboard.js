@@ -91,7 +91,7 @@ function tiles(speed) {
     ["Waiting", count(stats.waiting), `of ${count(stats.queue_limit)} at most`],
     ["Tokens per second", rate(speed), `${count(tokens.generated)} so far`],
     ["Tau", stats.tau.toFixed(2), "tokens per pass, overall"],
-    ["Speculation saved", `${stats.saved_s.toFixed(1)} s`, `of ${stats.busy_s.toFixed(1)} s of steps`],
+    ["Speculation saved", `${stats.saved_s.toFixed(1)} s`, `of the ${(stats.saved_s + stats.busy_s).toFixed(1)} s of plain decoding`],
     ["K/V in use", share(kv.used, kv.blocks), `${count(kv.used)} of ${count(kv.blocks)} blocks`],
     ["Pre-emptions", count(stats.preemptions), "recomputed, not lost"],
     ["Drafter errors", count(stats.drafter_errors), "served without it"],
