@@ -373,3 +373,18 @@ async def test_what_dies_while_a_renewal_has_one_more_is_replaced(count: int) ->
     await until(lambda: engines.serving == count and not engines.coming)
     assert engines.wanted == count and not {f"engine-{n}" for n in range(1, count + 1)} & engines.states.keys()
     await engines.close()
+
+
+async def test_one_more_that_is_asked_for_during_a_renewal_comes_on_top() -> None:
+    """What the renewal starts is no answer to it."""
+    engines = await fakes(2)
+    go = slow_starts(engines)
+    renewal = asyncio.create_task(engines.renew())
+    await until(lambda: engines.coming == 1)
+    assert engines.lacking == 0
+    more = asyncio.create_task(engines.scale(3))
+    await until(lambda: engines.coming == 2)
+    go.set()
+    await asyncio.gather(renewal, more)
+    assert engines.serving == 3 and engines.coming == 0 and not {"engine-1", "engine-2"} & engines.states.keys()
+    await engines.close()

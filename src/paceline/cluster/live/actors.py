@@ -82,7 +82,10 @@ def join(address: str | None) -> RaySession:
             address=address or "local", include_dashboard=False, log_to_driver=False, configure_logging=False
         )
     except (OSError, OverflowError, ValueError) as error:
-        raise InputError(f"No Ray cluster answers at {address} ({str(error).splitlines()[0]}).") from None
+        why = str(error).splitlines()[0].rstrip(".")
+        raise InputError(
+            f"No Ray cluster answers at {address} ({why}); where it wants a token, set RAY_AUTH_MODE=token."
+        ) from None
     logs = Path(ours.address_info["session_dir"]) / "logs"
     return RaySession(ray.get_runtime_context().gcs_address, logs, ray.remote(EngineHost))
 

@@ -83,6 +83,8 @@ class Engines:
         self.lost_count = self.moved_count = 0
         self.coming = 0
         """Engines that are being started."""
+        self._spares = 0
+        """Those of them that come in place of one that is still there."""
         self._opening: dict[object, tuple[str, Sequence[Request]]] = {}
         """{opening: (engine, its samples)} of which the engine has not said yet that it took them in."""
         self._arriving: dict[object, tuple[str, Request]] = {}
@@ -117,16 +119,16 @@ class Engines:
     @property
     def lacking(self) -> int:
         """Engines that are wanted, neither there nor on their way; below 0: too many."""
-        return self.wanted - self.coming - self.serving
+        return self.wanted - (self.coming - self._spares) - self.serving
 
     async def _begin(self, spare: bool = False) -> None:
         """Start one. Raises EngineGoneError, and InputError for an engine of another model than the first. `spare`:
         even where it is one more than is wanted."""
-        self.coming += 1
+        self.coming, self._spares = self.coming + 1, self._spares + spare
         try:
             await self._start_one(spare)
         finally:
-            self.coming -= 1
+            self.coming, self._spares = self.coming - 1, self._spares - spare
 
     async def _start_one(self, spare: bool = False) -> None:
         try:
@@ -343,7 +345,7 @@ class Engines:
             if not state.draining and self.states.get(name) is state:
                 await self._begin(spare=True)
                 gone = self.states.get(name) is not state or state.draining  # it died or was drained meanwhile
-                old = name if not gone else spared(self.loads()) if self.lacking < 0 else None
+                old = name if not gone else spared(self.loads()) if self.serving > self.wanted else None
                 if old is not None:
                     await self._empty(old)
 
@@ -441,7 +443,8 @@ class Engines:
                 if (voyage := victim(loads[source], samples)) is not None:
                     self._run(self._carry(voyage, self.states[to].link))
         if self.rule is not None:
-            self._scale, change = scaled(self.rule, self._scale, [*loads.values()], self.coming, monotonic())
+            coming = self.coming - self._spares
+            self._scale, change = scaled(self.rule, self._scale, [*loads.values()], coming, monotonic())
             if change:
                 self._run(self._scale_by(change))
 
