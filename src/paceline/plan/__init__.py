@@ -97,11 +97,11 @@ class StepDecision:
         """Is reading a text with this group for `seconds` worth it, where `left` tokens may still come? It is if the
         expected gain pays for it; if only the best one does for the share `hope` of the seconds, one request reads, as
         far as there is room. Where it is only hoped that there is, there must be as much again, for the tries that it
-        reads for. The same question has the same answer throughout a step."""
+        reads for. The first token comes with the prompt, whoever drafts. The same question has the same answer throughout a step."""
         if group not in self.gain:
             return True
         if (answer := self.answers.get((request, group))) is None:
-            expected, best = (each * min(left, HORIZON) for each in self.gain[group])
+            expected, best = (each * min(left - 1, HORIZON) for each in self.gain[group])
             answer = expected >= seconds
             least = hope * seconds
             need = least if hope == 1.0 else 2 * least
