@@ -16,7 +16,8 @@ BILLIONS = {
     "gemma-3-12b-it": 11.8, "SmolLM3-3B": 3.1, "GLM-4.5-Air": 106.0, "ERNIE-4.5-21B-A3B": 21.9,
     "granite-3.1-3b-a800m": 3.3, "OLMoE-1B-7B": 6.9, "Mixtral-8x7B": 46.7, "gpt-oss-20b": 20.9, "Qwen3.5-9B": 8.95,
     "Granite-4.0-H-Tiny": 6.94, "Falcon-H1-0.5B": 0.52, "gemma-4-E4B": 7.5, "gemma-4-26B-A4B": 25.2,
-    "GLM-4.7-Flash": 29.9, "DeepSeek-V2-Lite": 15.7,
+    "GLM-4.7-Flash": 29.9, "DeepSeek-V2-Lite": 15.7, "Qwen3.5-35B-A3B": 34.7, "Qwen3-VL-30B-A3B": 30.5,
+    "MiniMax-M2": 228.7, "dots.llm1": 142.8,
 }  # fmt: skip
 """Parameters of the text's model in billions, of those that are served, as their makers give them."""
 NEAREST = {"DeepSeek-V4": "deepseek_v3"}

@@ -79,7 +79,8 @@ async def study(args: argparse.Namespace) -> int:
     options: dict[str, Any] = {"dtype": args.dtype, "threads": 1}
     if args.model:
         options["model"] = args.model
-    engines = Engines(lambda name: ActorLink(name, options, 0.0, {"OMP_NUM_THREADS": "1"}))
+    session = join(None)
+    engines = Engines(lambda name: ActorLink(name, options, 0.0, {"OMP_NUM_THREADS": "1"}, session))
     await engines.start(args.engines)
     llm, rng = ClusterLLM(engines, Options(**options)), random.Random(1)
     waits = [rng.uniform(0, args.spread) for _ in range(args.requests)]
@@ -107,7 +108,6 @@ def main() -> int:
     parser.add_argument("--every", type=float, default=0.02, help="seconds between two moves")
     parser.add_argument("--dtype", default="bfloat16")
     args = parser.parse_args()
-    join(None)
     return asyncio.run(study(args))
 
 

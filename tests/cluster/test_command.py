@@ -15,16 +15,20 @@ from paceline.serve.settings import Settings
 
 
 @pytest.fixture
-def began(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def began(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """What a command begins, in place of beginning it: the address to join, then what `run` gets."""
     out = list[Any]()
 
-    def run(engines: Engines, count: int, options: Any, settings: Settings, sock: Any, announce: Any) -> int:
+    def run(engines: Engines, count: int, options: Any, settings: Settings, sock: Any, *_: Any) -> int:
         sock.close()
         out.extend((engines, count, options, settings))
         return 7
 
-    monkeypatch.setattr(actors, "join", out.append)
+    def join(address: str | None) -> actors.RaySession:
+        out.append(address)
+        return actors.RaySession("", tmp_path)
+
+    monkeypatch.setattr(actors, "join", join)
     monkeypatch.setattr(serve, "run", run)
     return out
 
@@ -91,7 +95,7 @@ def test_each_option_has_three_forms(
         (("cluster", "up", "--engines", "3", "--max-engines", "2"), "max_engines is 2, but it must be"),
         (("serve", "--cluster", "--models", "a.toml"), "A cluster does not serve models"),
         (("serve", "--cluster", "--datastore", "a"), "A cluster does not serve datastore"),
-        (("serve", "--cluster", "--lora-root", "a"), "A cluster does not serve lora_root"),
+        (("serve", "--cluster", "--index", "a"), "A cluster does not serve index"),
         (("cluster", "up", "--small", "a"), "A cluster does not serve small"),
         (("serve", "--cluster", "--kv-disk", "a:1G"), "A cluster does not serve kv_disk"),
         (("serve", "/no/such", "--cluster"), "/no/such is"),

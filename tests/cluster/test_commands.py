@@ -59,5 +59,5 @@ def test_routing_refuses_what_it_cannot_do(tmp_path: Path) -> None:
 def test_a_cluster_refuses_what_it_does_not_serve() -> None:
     assert "engines is 0, but it must be in [1, 1024]" in refused("cluster", "up", "--engines", "0")
     assert "does not serve small" in refused("cluster", "up", "--small", "x")
-    assert "does not serve lora_root" in refused("cluster", "up", "--lora-root", "a")
+    assert "does not serve index" in refused("cluster", "up", "--index", "a")
     assert "No cluster answers" in refused("cluster", "status", "--url", "http://127.0.0.1:9")

@@ -16,6 +16,7 @@ from paceline.draft.head import METHOD_KEY
 from paceline.draft.mtp import Mtp, holds_head
 from paceline.model.linear import plain
 from paceline.model.load import load_model
+from tests.model.gguf.files import write_gguf
 from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
 
@@ -26,15 +27,18 @@ def reference(path: Path, family: str) -> Any:
     """Norms, projection and decoder layer of such a head, of transformers' own classes, with weights far from zero."""
     from transformers import AutoConfig
     from transformers.models.qwen3_5 import modeling_qwen3_5 as dense
+    from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as fused
     from transformers.models.qwen3_next import modeling_qwen3_next as mixed
 
     config = AutoConfig.from_pretrained(path)
     config._attn_implementation = "eager"
-    layer, norm, rotary = (
-        (dense.Qwen3_5DecoderLayer, dense.Qwen3_5RMSNorm, dense.Qwen3_5TextRotaryEmbedding)
-        if family == "qwen3_5_text"
-        else (mixed.Qwen3NextDecoderLayer, mixed.Qwen3NextRMSNorm, mixed.Qwen3NextRotaryEmbedding)
-    )
+    layer, norm, rotary = {
+        "qwen3_5_text": (dense.Qwen3_5DecoderLayer, dense.Qwen3_5RMSNorm, dense.Qwen3_5TextRotaryEmbedding),
+        "qwen3_5_moe_text": (
+            fused.Qwen3_5MoeDecoderLayer, fused.Qwen3_5MoeRMSNorm, fused.Qwen3_5MoeTextRotaryEmbedding,
+        ),
+        "qwen3_next": (mixed.Qwen3NextDecoderLayer, mixed.Qwen3NextRMSNorm, mixed.Qwen3NextRotaryEmbedding),
+    }[family]  # fmt: skip
     made = torch.nn.Module()
     made.fc = torch.nn.Linear(2 * config.hidden_size, config.hidden_size, bias=False)
     for name in ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm"):
@@ -77,7 +81,7 @@ def theirs(made: Any, embedded: Tensor, states: Tensor) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"])
 def test_rows_equal_transformers(family: str, tmp_path: Path) -> None:
     path, made = with_head(tmp_path, family)
     target, tokens = load_model(path, dtype="float32"), [int(t) for t in torch.arange(3, 33) ** 2 % 300]
@@ -116,6 +120,22 @@ def test_it_is_found_and_keeps_the_text(tmp_path: Path) -> None:
     assert llm.engine.drafters.errors == []
     assert texts["mtp"] == texts["none"] == texts["ngram+mtp"]
     assert llm.engine.desk.totals.drafters["mtp"].drafted > 0
+
+
+def test_in_a_gguf_file(tmp_path: Path) -> None:
+    """There it is one more block; it drafts the same tokens."""
+    path, _ = with_head(tmp_path / "whole", "qwen3_5_text")
+    file = write_gguf(tmp_path / "model.gguf", path)
+    assert holds_head(file)
+    found = {}
+    for model in (path, file):
+        llm = LLM(model, dtype="float32", memory="100M", block_size=4, check=True, drafter="mtp", nodes=8)
+        params = [SamplingParams(temperature=t, seed=3, max_tokens=20, ignore_eos=True) for t in (0.0, 1.0)]
+        out = llm.generate([[5, 9, 31, 7], [40, 3, 99]], params, progress=False)
+        totals = llm.engine.desk.totals.drafters["mtp"]
+        found[model] = [o.token_ids for o in out], totals.drafted, totals.accepted
+        assert llm.engine.drafters.errors == []
+    assert found[path] == found[file] and found[file][1] > 0
 
 
 def test_bad_heads(tmp_path: Path) -> None:

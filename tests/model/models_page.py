@@ -8,7 +8,7 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.model.checkpoint import DTYPES
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family
-from paceline.model.gguf.config import ARCHITECTURES
+from paceline.model.gguf.architectures import ARCHITECTURES
 from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
 from paceline.model.gguf.types import SERVED
 from paceline.model.quantised import QUANTISERS
@@ -25,7 +25,7 @@ layout, a GGUF file, `owner/name` or `owner/name:FILE.gguf` of the hub, or a nam
 
 ## Families
 
-A family is one entry of data in `model/families.py`; each is tested against transformers. *Native*: the native decoder
+A family is one entry of data in `model/families*.py`; each is tested against transformers. *Native*: the native decoder
 computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch in every dtype, and in 8 and 4 bits
 (`--quantize`, or as a checkpoint has them) with each matrix's product a native call. Encoders are refused by name.
 
@@ -34,10 +34,11 @@ and values of it is multiplied into queries and results. Gemma 4 keeps keys and 
 layers read those of others, so drafters that leave layers out are refused for it.
 
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
-float32. `ministral3` is served up to the length of its first training, where its rule for longer texts changes
-nothing. Of checkpoints that read pictures, too (`gemma3`, `gemma4`, `mistral3`, `qwen3_vl`, `qwen3_5`), the text's
-model is served, without the tower. A setting or a tensor that would change the text is used or refused, never left out
-in silence. `paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
+float32. `ministral3` and `mistral4` are served up to the length of their first training, where their rule for longer
+texts changes nothing. Of checkpoints that read pictures, too (`gemma3`, `gemma4`, `mistral3`, `qwen3_vl`,
+`qwen3_vl_moe`, `qwen3_5`, `qwen3_5_moe`), the text's model is served, without the tower. A setting or a tensor that
+would change the text is used or refused, never left out in silence. `paceline info --model DIR` with a config.json
+alone says whether a model is served and what it would take.
 
 Layers with a *state* read a text through numbers that do not grow with it: short convolutions, Mamba-2, the gated delta
 rule. Such a state may take many megabytes (Granite 4, Falcon-H1, Nemotron, Qwen3-Next, Qwen 3.5: 20 to 100). A text has
@@ -55,6 +56,8 @@ Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens alon
 | model type | architecture | native | as GGUF | departs from llama by |
 |---|---|---|---|---|
 """
+PARTS = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "mistral4": "deepseek_v3"}
+"""Parts of models that read pictures, and the families that their layers are like."""
 SAFETENSORS = """- **Safetensors** in {dtypes}. Checkpoints that are quantised already, by `quant_method`: {methods}.
 Groups of 4 and 8 bits are kept as they are, MXFP4 by its table; GPTQ's order of activations is
 undone; FP8 becomes the model's dtype. What cannot be kept is refused by name."""
@@ -136,7 +139,7 @@ def native(model_type: str) -> bool:
     from transformers import AutoConfig
 
     tiny: dict[str, dict[str, Any]] = {**TINY, **MORE}
-    model_type = "qwen3" if model_type == "qwen3_vl_text" else model_type  # it is a part of another model
+    model_type = PARTS.get(model_type, model_type)
     name = next(name for name, case in tiny.items() if case["model_type"] == model_type)
     return read_spec(AutoConfig.for_model(**tiny_config(name))).common
 

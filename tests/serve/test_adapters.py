@@ -183,10 +183,10 @@ def test_a_turn_ends_with_its_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     async def refused() -> None:
         for _ in range(3):
             with pytest.raises(ApiError, match="does not answer"):
-                await lora.in_turn(Turn(), read)  # type: ignore[arg-type]
+                await lora.in_turn(Turn(), lambda: asyncio.to_thread(read))  # type: ignore[arg-type]
         leave.set()
         monkeypatch.setattr(lora, "LORA_READ_S", 20.0)
-        await lora.in_turn(Turn(), read)  # type: ignore[arg-type]
+        await lora.in_turn(Turn(), lambda: asyncio.to_thread(read))  # type: ignore[arg-type]
 
     asyncio.run(refused())
     assert len(entered) == 2

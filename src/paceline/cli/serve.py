@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TextIO
 
 import typer
 
@@ -43,7 +43,7 @@ class ServingArgs(EngineArgs):
 
 NOT_CLUSTERED = ("small", "kv_disk")
 """Options of an engine that a cluster does not serve."""
-NOT_SHARED = ("models", "index", "datastore", "decision_log", "kv_events_config", "lora_root")
+NOT_SHARED = ("models", "index", "datastore", "decision_log", "kv_events_config")
 """Settings of a server that a cluster does not serve."""
 
 
@@ -106,6 +106,7 @@ def cluster(args: ServingArgs, settings: Settings) -> int:
         if wish := next((each for each in banned if getattr(of, each) not in (None, (), [], {})), None):
             raise InputError(f"A cluster does not serve {wish}; leave it out, or serve without cluster.")
     from paceline.cluster.live.actors import ActorLink, join
+    from paceline.cluster.live.aside import set_aside
     from paceline.cluster.live.engines import Engines
     from paceline.cluster.live.freeness import ScaleRule
     from paceline.cluster.live.serve import run
@@ -115,18 +116,24 @@ def cluster(args: ServingArgs, settings: Settings) -> int:
 
     found(args.options())  # says what is wrong with a model before any process is started
     sock = bind(settings.host, settings.port)
-    logs.configure(settings)
-    join(settings.ray_address)
     count, most = settings.engines or FEWEST_ENGINES, settings.max_engines
     options = {key: value for key, value in args.arguments().items() if key not in NOT_CLUSTERED}
     if settings.ray_address is None and args.threads is None:
         options["threads"] = max(1, len(os.sched_getaffinity(0)) // (most or count))
     threads = {"OMP_NUM_THREADS": str(options["threads"])} if options.get("threads") else {}
-    live = Engines(lambda called: ActorLink(called, options, settings.engine_cpus, threads))
-    if most is not None:
-        live.rule = ScaleRule(fewest=count, most=most)
     model = "demo" if args.model is None else Path(args.model).name
-    return run(live, count, args.options(), settings, sock, lambda at: announce(at, f"{model} by {count} engines"))
+    with set_aside() as aside:
+        logs.configure(settings, aside.stderr)
+        session = join(settings.ray_address)
+        aside.keep(session.logs)
+        live = Engines(lambda called: ActorLink(called, options, settings.engine_cpus, threads, session))
+        if most is not None:
+            live.rule = ScaleRule(fewest=count, most=most)
+
+        def ready(at: str) -> None:
+            announce(at, f"{model} by {count} engines", aside.stdout)
+
+        return run(live, count, args.options(), settings, sock, ready, session.watch)
 
 
 def publisher(settings: Settings) -> "KvEvents | None":
@@ -263,5 +270,5 @@ def given(context: typer.Context) -> set[str]:
     return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
-def announce(address: str, name: str) -> None:
-    typer.echo(f"Paceline serves {name} at {address}/v1; playground: {address}/")
+def announce(address: str, name: str, to: TextIO | None = None) -> None:
+    typer.echo(f"Paceline serves {name} at {address}/v1; playground: {address}/", to)

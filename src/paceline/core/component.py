@@ -54,9 +54,11 @@ class Component(Protocol):
         """Put what `read` gave into these slots. Raises InputError if the number of bytes does not match the slots."""
 
 
-def with_files(component: Component, folder: Path) -> Component:
-    """The component, which now has `weight_files`: what in this folder its weights and their shape come from."""
-    files = sorted(file for file in folder.iterdir() if file.suffix in (".safetensors", ".bin", ".pt", ".json"))
+def with_files(component: Component, path: Path) -> Component:
+    """The component, which now has `weight_files`: what in this folder its weights and their shape come from, or the
+    one file that holds both."""
+    suffixes = (".safetensors", ".bin", ".pt", ".json")
+    files = sorted(file for file in path.iterdir() if file.suffix in suffixes) if path.is_dir() else [path]
     component.__dict__["weight_files"] = tuple(files)
     return component
 

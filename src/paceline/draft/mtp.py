@@ -26,7 +26,7 @@ from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles
 from paceline.model.blocks import Block, FeedForward, SelfAttention
-from paceline.model.checkpoint import Tensors, open_tensors, read_config, read_json
+from paceline.model.checkpoint import open_tensors, read_config, read_json
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
 from paceline.model.footprint import Footprint
@@ -40,6 +40,8 @@ MTP = "mtp"
 MTP_TAP = "post_norm"
 MTP_DEPTH = 3
 """Tokens below the root that its layer, which was trained for one, is worth being asked for."""
+OWN_TABLE = ".embed_tokens.weight"
+"""End of the name of a table that is the model's own once more."""
 NEED_MTP = Need(MTP, "a model whose checkpoint holds a layer for further tokens (tensors mtp.*)")
 
 
@@ -51,13 +53,13 @@ def layer_of(spec: ModelSpec) -> ModelSpec:
 
 def holds_head(path: Path) -> bool:
     """Does the checkpoint of a model hold such a layer that is served?"""
-    if path.suffix == ".gguf" or not (path / CONFIG).is_file():
-        return False
-    config = text_config(read_json(path / CONFIG))
-    family = FAMILIES.get(str(config.get("model_type")))
-    if family is None or not family.mtp:
-        return False
-    return any(name.startswith(MTP_PREFIX) for name in open_tensors(path).place)
+    if path.suffix != ".gguf":
+        if not (path / CONFIG).is_file():
+            return False
+        family = FAMILIES.get(str(text_config(read_json(path / CONFIG)).get("model_type")))
+        if family is None or not family.mtp:
+            return False
+    return bool(open_tensors(path).ahead())
 
 
 @HEADS.register(MTP, HeadCard("the layer for further tokens that comes with a model"))
@@ -96,7 +98,7 @@ class Mtp(FeatureHead):
         """The layer in a checkpoint. Raises CheckpointError for one that lacks a part of it."""
         whole, tensors = read_config(path), open_tensors(path)
         family = FAMILIES[whole.family]
-        if not family.mtp or not isinstance(tensors, Tensors):
+        if not family.mtp:
             raise CheckpointError(f"The layer for further tokens of {whole.family}, in {path}, is not served.")
         spec = layer_of(whole)
         names = replace(family.names, layer=MTP_PREFIX + "layers.{}.")
@@ -105,8 +107,7 @@ class Mtp(FeatureHead):
         named = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
         first, second, last = (loader.norm(MTP_PREFIX + name, spec.hidden) for name in named)
         block = loader.block(0)
-        mine = {name for name in tensors.place if name.startswith(MTP_PREFIX)}
-        if unknown := sorted(mine - tensors.taken - {MTP_PREFIX + "embed_tokens.weight"}):
+        if unknown := sorted(name for name in tensors.ahead() - tensors.taken if not name.endswith(OWN_TABLE)):
             raise CheckpointError(
                 f"{path} holds {unknown[0]}, which a layer for further tokens of {whole.family} has no place for."
             )
@@ -160,8 +161,7 @@ class Mtp(FeatureHead):
 def own_footprint(path: Path, packing: Packing) -> Footprint:
     """What the layer in a model's checkpoint takes of memory, from the headers: an upper bound."""
     spec, tensors = layer_of(read_config(path)), open_tensors(path)
-    assert isinstance(tensors, Tensors)
-    shapes = [tensors.shape(name) for name in tensors.place if name.startswith(MTP_PREFIX)]
+    shapes = [tensors.shape(name) for name in tensors.ahead()]
     size, numbers = packing.dtype.itemsize, sum(torch.Size(shape).numel() for shape in shapes)
     return Footprint(
         weights=numbers * max(size, 2) + numbers // 8, loading=4 * numbers, slot=(spec.kv_width + spec.hidden) * size,

@@ -226,10 +226,15 @@ class Tensors:
         family = FAMILIES.get(str(text_config(config).get("model_type")))
         self.predicts = family is not None and family.mtp
         """May it hold a layer for further tokens?"""
+        self.layout = "turns" if family is None else family.names.fused_experts
         self.taken: set[str] = set()
         self.read: list[Tensor] = []
         self.scheme = scheme_of(text_config(config))
         self.word = "" if self.scheme is None else self.scheme.word
+
+    def ahead(self) -> set[str]:
+        """Names of the tensors of a layer for further tokens (draft/mtp.py)."""
+        return {name for name in self.place if self.predicts and name.startswith(MTP_PREFIX)}
 
     def names(self) -> Iterator[tuple[str, str, str]]:
         """(file, name of a tensor, its name in the file)"""
@@ -266,7 +271,7 @@ class Tensors:
             found = self.scheme.read(layer)
             wide = found.floats() if isinstance(found, Groups) else found
             return wide if dtype is None else wide.to(dtype)
-        if (part := expert_part(name, self.place)) is not None:
+        if (part := expert_part(name, self.place, self.layout)) is not None:
             packed = not part.bias and part.fused not in self.place
             found = part.groups(self.stored, shape).floats() if packed else part.take(self.stored, shape)
             return found if dtype is None else found.to(dtype)
@@ -315,7 +320,7 @@ class Tensors:
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
-        part = expert_part(name, self.place)
+        part = expert_part(name, self.place, self.layout)
         if part is not None and part.fused not in self.place:
             return part.groups(self.stored, shape)
         if (layer := self.layer(name, shape)) is None or self.scheme is None:
@@ -327,7 +332,7 @@ class Tensors:
         """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it is stored as
         floats."""
         stem = name.removesuffix(".weight")
-        part = expert_part(name, self.place)
+        part = expert_part(name, self.place, self.layout)
         if part is not None and part.fused not in self.place:
             return MXFP4
         if self.scheme is None or f"{stem}.{self.scheme.mark}" not in self.place:

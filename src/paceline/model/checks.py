@@ -57,7 +57,8 @@ def check(config: Any) -> None:
     """All numbers of a config that transformers parsed. Raises CheckpointError naming file and field."""
     attends = attends_somewhere(config)
     for name, most in SIZES.items():
-        if attends or name not in ATTENTION_SIZES:
+        dense = name != "intermediate_size" or hasattr(config, name)  # some mixtures have no dense part
+        if dense and (attends or name not in ATTENTION_SIZES):
             whole(name, getattr(config, name, None), 1, most)
     width = check_heads(config) if attends else 0
     for name in EPS:

@@ -1,13 +1,15 @@
 """The families that are served: one entry of data each.
 
-This file and recognise.py know families by name. A new family that is a decoder is one entry here;
-if it needs something no other has, that becomes a field of `Family` and of ModelSpec. `read_spec.py` reads a config by
-this data.
+The three files of families and recognise.py know families by name. A new family that is a decoder is one entry; if it
+needs something no other has, that becomes a field of `Family` and of ModelSpec. `read_spec.py` reads a config by this
+data.
 """
 
 from dataclasses import replace
 
-from paceline.model.family import BACKBONE, HYBRID_NAMES, Family, MambaFields, Mixed, Names
+from paceline.model.families_mixed import MIXED_FAMILIES
+from paceline.model.families_recurrent import RECURRENT_FAMILIES
+from paceline.model.family import Family, Mixed, Names
 
 GEMMA_NAMES = Names(
     attention_post_norm="post_attention_layernorm",
@@ -54,57 +56,7 @@ COHERE = Family(
     logit_scale="logit_scale",
     refused=("use_qk_norm",),
 )
-LFM2 = Family(
-    "Lfm2ForCausalLM",
-    names=Names(
-        norm="model.embedding_norm",
-        attention_norm="operator_norm",
-        q_norm="self_attn.q_layernorm",
-        k_norm="self_attn.k_layernorm",
-        out="self_attn.out_proj",
-        ffn_norm="ffn_norm",
-        gate_up=("feed_forward.w1", "feed_forward.w3"),
-        down="feed_forward.w2",
-    ),
-    activation="silu",
-    qk_norm=True,
-    layer_types=True,
-    norm_eps="norm_eps",
-    conv=("conv_L_cache", "conv_bias"),
-    rounded=True,
-)
-QWEN35 = Family(
-    "Qwen3_5ForConditionalGeneration",
-    qkv_bias="attention_bias",
-    out_bias="attention_bias",
-    qk_norm=True,
-    norm_offset=1.0,
-    layer_types=True,
-    delta="apart",
-    gated_attention=True,
-    mtp=True,
-)
-DEEPSEEK_NAMES = Names(shared="mlp.shared_experts.", correction="mlp.gate.e_score_correction_bias")
-DEEPSEEK_EXPERTS = Mixed(
-    count="n_routed_experts",
-    shared_count="n_shared_experts",
-    first="first_k_dense_replace",
-    score="sigmoid",
-    corrected=True,
-    groups=("n_group", "topk_group"),
-    scale="routed_scaling_factor",
-)
-DEEPSEEK_V3 = Family(
-    "DeepseekV3ForCausalLM",
-    names=DEEPSEEK_NAMES,
-    qkv_bias="attention_bias",
-    out_bias="attention_bias",
-    latent=True,
-    interleaved="rope_interleave",
-    beyond="num_nextn_predict_layers",
-    experts=DEEPSEEK_EXPERTS,
-)
-FAMILIES: dict[str, Family] = {
+DENSE_FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Family("MistralForCausalLM", window="sliding_window"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="sliding_window", layer_types=True),
@@ -119,6 +71,12 @@ FAMILIES: dict[str, Family] = {
     "qwen3_vl_text": Family(
         "Qwen3VLForConditionalGeneration", qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True
     ),
+    "iquestcoder": Family(
+        "IQuestCoderForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
+    ),
+    "internlm3": Family(
+        "InternLM3ForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
+    ),
     "phi3": Family(
         "Phi3ForCausalLM",
         names=Names(qkv=("self_attn.qkv_proj",), gate_up=("mlp.gate_up_proj",)),
@@ -127,6 +85,26 @@ FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA2,
     # Gemma 3 replaced the soft-cap of the scores by q/k norms; transformers ignores the field that remains.
     "gemma3_text": replace(GEMMA2, architecture="Gemma3ForCausalLM", qk_norm=True, attention_softcap=""),
+    "gemma4_text": Family(
+        "Gemma4ForCausalLM",
+        names=replace(
+            GEMMA_NAMES,
+            router="router.proj",
+            expert="experts.",
+            expert_gate_up=("gate_up_proj#{}",),
+            expert_down="down_proj#{}",
+        ),
+        activation="hidden_activation",
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        embedding_scaled=True,
+        logit_softcap="final_logit_softcapping",
+        window="sliding_window",
+        layer_types=True,
+        varied=True,
+        experts=Mixed(active="top_k_experts", normed=True, enabled="enable_moe_block"),
+    ),
     "gemma": Family(
         "GemmaForCausalLM",
         activation="hidden_act",
@@ -209,278 +187,17 @@ FAMILIES: dict[str, Family] = {
         norm_bias=True,
         ungated=True,
     ),
-    "mixtral": Family(
-        "MixtralForCausalLM",
-        names=Names(
-            router="block_sparse_moe.gate",
-            expert="block_sparse_moe.experts.{}.",
-            expert_gate_up=("w1", "w3"),
-            expert_down="w2",
-        ),
-        window="sliding_window",
-        experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True),
-    ),
-    "qwen2_moe": Family(
-        "Qwen2MoeForCausalLM",
-        qkv_bias="qkv_bias",
-        window="sliding_window",
-        layer_types=True,
-        experts=Mixed(shared="shared_expert_intermediate_size", every="decoder_sparse_step", dense="mlp_only_layers"),
-    ),
-    "qwen3_moe": Family(
-        "Qwen3MoeForCausalLM",
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        qk_norm=True,
-        window="sliding_window",
-        experts=Mixed(every="decoder_sparse_step", dense="mlp_only_layers"),
-    ),
-    "glm4_moe": Family(
-        "Glm4MoeForCausalLM",
-        names=Names(shared="mlp.shared_experts.", correction="mlp.gate.e_score_correction_bias"),
-        qkv_bias="attention_bias",
-        qk_norm="use_qk_norm",
-        beyond="num_nextn_predict_layers",
-        experts=DEEPSEEK_EXPERTS,
-    ),
-    "ernie4_5_moe": Family(
-        "Ernie4_5_MoeForCausalLM",
-        names=Names(shared="mlp.shared_experts.", correction="mlp.moe_statics.e_score_correction_bias"),
-        qkv_bias="use_bias",
-        out_bias="use_bias",
-        mlp_bias="use_bias",
-        interleaved=True,
-        experts=Mixed(
-            count="moe_num_experts",
-            active="moe_k",
-            normed=True,
-            shared_count="moe_num_shared_experts",
-            every="moe_layer_interval",
-            first="moe_layer_start_index",
-            last="moe_layer_end_index",
-            corrected=True,
-            least="moe_norm_min",
-        ),
-    ),
-    "granitemoe": Family(
-        "GraniteMoeForCausalLM",
-        names=Names(
-            router="block_sparse_moe.router.layer",
-            expert="block_sparse_moe.",
-            expert_gate_up=("input_linear#{}",),
-            expert_down="output_linear#{}",
-        ),
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        score_scale="attention_multiplier",
-        logit_scale="logits_scaling",
-        divided=True,
-        experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True),
-    ),
-    "gpt_oss": Family(
-        "GptOssForCausalLM",
-        names=Names(router="mlp.router"),
-        activation="swiglu_clamped",
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        mlp_bias=True,
-        window="sliding_window",
-        layer_types=True,
-        sinks=True,
-        experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True, bias=True),
-    ),
-    "olmoe": Family(
-        "OlmoeForCausalLM",
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        qk_norm=True,
-        whole_norm=True,
-        refused=("clip_qkv",),
-        experts=Mixed(width="intermediate_size"),
-    ),
-    "deepseek_v2": Family(
-        "DeepseekV2ForCausalLM",
-        names=DEEPSEEK_NAMES,
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        refused=("mlp_bias", "norm_topk_prob"),
-        latent=True,
-        interleaved=True,
-        experts=Mixed(
-            count="n_routed_experts",
-            normed=False,
-            shared_count="n_shared_experts",
-            first="first_k_dense_replace",
-            groups=("n_group", "topk_group"),
-            scale="routed_scaling_factor",
-            methods={"greedy": False, "group_limited_greedy": True},
-            group_best=1,
-        ),
-    ),
-    "deepseek_v3": DEEPSEEK_V3,
-    "glm4_moe_lite": replace(
-        DEEPSEEK_V3,
-        architecture="Glm4MoeLiteForCausalLM",
-        experts=replace(DEEPSEEK_EXPERTS, first="", kinds="mlp_layer_types"),
-    ),
-    "gemma4_text": Family(
-        "Gemma4ForCausalLM",
-        names=replace(
-            GEMMA_NAMES,
-            router="router.proj",
-            expert="experts.",
-            expert_gate_up=("gate_up_proj#{}",),
-            expert_down="down_proj#{}",
-        ),
-        activation="hidden_activation",
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        qk_norm=True,
-        embedding_scaled=True,
-        logit_softcap="final_logit_softcapping",
-        window="sliding_window",
-        layer_types=True,
-        varied=True,
-        experts=Mixed(active="top_k_experts", normed=True, enabled="enable_moe_block"),
-    ),
-    "lfm2": LFM2,
-    "lfm2_moe": replace(
-        LFM2,
-        architecture="Lfm2MoeForCausalLM",
-        names=replace(
-            LFM2.names,
-            router="feed_forward.gate",
-            expert="feed_forward.experts.{}.",
-            expert_gate_up=("w1", "w3"),
-            expert_down="w2",
-            correction="feed_forward.expert_bias",
-        ),
-        conv=("conv_L_cache", "conv_bias"),
-        rounded=False,
-        experts=Mixed(
-            first="num_dense_layers",
-            score="sigmoid",
-            corrected="use_expert_bias",
-            scale="routed_scaling_factor",
-            floor=1e-6,
-        ),
-    ),
-    "mamba2": Family(
-        "Mamba2ForCausalLM",
-        names=BACKBONE,
-        norm_eps="layer_norm_epsilon",
-        layer_types=True,
-        feedless=True,
-        mamba=MambaFields(
-            "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias", "use_bias"
-        ),
-    ),
-    "bamba": Family(
-        "BambaForCausalLM",
-        names=HYBRID_NAMES,
+    "jais2": Family(
+        "Jais2ForCausalLM",
+        names=Names(gate_up=("mlp.up_proj",)),
         qkv_bias="attention_bias",
         out_bias="attention_bias",
         mlp_bias="mlp_bias",
-        layer_types=True,
-        mamba=MambaFields(),
-    ),
-    "granitemoehybrid": Family(
-        "GraniteMoeHybridForCausalLM",
-        names=Names(
-            gate_up=("shared_mlp.input_linear",),
-            down="shared_mlp.output_linear",
-            router="block_sparse_moe.router.layer",
-            expert="block_sparse_moe.",
-            expert_gate_up=("input_linear#{}",),
-            expert_down="output_linear#{}",
-            shared="shared_mlp.",
-            shared_gate_up=("input_linear",),
-            shared_down="output_linear",
-        ),
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        layer_types=True,
-        turned="position_embedding_type",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        score_scale="attention_multiplier",
-        logit_scale="logits_scaling",
-        divided=True,
-        mamba=MambaFields(),
-        experts=Mixed(
-            count="num_local_experts",
-            width="intermediate_size",
-            normed=True,
-            shared="shared_intermediate_size",
-            shared_gated=False,
-            optional="shared_intermediate_size",
-        ),
-    ),
-    "falcon_h1": Family(
-        "FalconH1ForCausalLM",
-        names=HYBRID_NAMES,
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        layer_types=True,
-        multiplied=True,
-        embedding_scale="embedding_multiplier",
-        logit_scale="lm_head_multiplier",
-        mamba=MambaFields(out_bias="projectors_bias", norm="mamba_rms_norm", norm_first="mamba_norm_before_gate"),
-    ),
-    "nemotron_h": Family(
-        "NemotronHForCausalLM",
-        names=replace(
-            BACKBONE,
-            qkv=("mixer.q_proj", "mixer.k_proj", "mixer.v_proj"),
-            out="mixer.o_proj",
-            gate_up=("mixer.up_proj",),
-            down="mixer.down_proj",
-            router="mixer.gate",
-            expert="mixer.experts.{}.",
-            expert_gate_up=("up_proj",),
-            shared="mixer.shared_experts.",
-            correction="mixer.gate.e_score_correction_bias",
-        ),
-        activation="mlp_hidden_act",
-        norm_eps="layer_norm_epsilon",
-        mlp_bias="mlp_bias",
+        norm_eps="layer_norm_eps",
+        layer_norm=True,
+        norm_bias=True,
         ungated=True,
-        layer_types=True,
-        apart=True,
-        turned="",
-        refused=("moe_latent_size",),
-        mamba=MambaFields(
-            "mamba_num_heads",
-            "mamba_head_dim",
-            "n_groups",
-            "ssm_state_size",
-            "conv_kernel",
-            "use_conv_bias",
-            "mamba_proj_bias",
-            "use_bias",
-            "mamba_hidden_act",
-            "time_step_min",
-        ),
-        experts=Mixed(
-            count="n_routed_experts",
-            shared="moe_shared_expert_intermediate_size",
-            shared_gated=False,
-            score="sigmoid",
-            corrected=True,
-            groups=("n_group", "topk_group"),
-            scale="routed_scaling_factor",
-        ),
     ),
-    "qwen3_next": replace(
-        QWEN35,
-        architecture="Qwen3NextForCausalLM",
-        delta="fused",
-        experts=Mixed(shared="shared_expert_intermediate_size", every="decoder_sparse_step", dense="mlp_only_layers"),
-    ),
-    "qwen3_5_text": QWEN35,
     "arcee": Family(
         "ArceeForCausalLM",
         names=Names(gate_up=("mlp.up_proj",)),
@@ -490,3 +207,4 @@ FAMILIES: dict[str, Family] = {
         ungated=True,
     ),
 }
+FAMILIES: dict[str, Family] = DENSE_FAMILIES | MIXED_FAMILIES | RECURRENT_FAMILIES

@@ -33,6 +33,8 @@ class Names:
     """Prefix of one expert in a mixture; `expert_gate_up` and `expert_down` are relative to it and to `shared`."""
     expert_gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
     expert_down: str = "down_proj"
+    fused_experts: Literal["turns", "halves"] = "turns"
+    """How experts that lie one behind the other in one tensor lie there: see model/stacked.py."""
     shared: str = "mlp.shared_expert."
     shared_gate: str = "mlp.shared_expert_gate"
     correction: str = ""

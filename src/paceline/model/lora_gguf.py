@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from paceline.core.errors import CheckpointError, RefusalError
-from paceline.model.gguf.config import ARCHITECTURES
+from paceline.model.gguf.architectures import ARCHITECTURES
 from paceline.model.gguf.header import TensorEntry
 from paceline.model.gguf.tensors import load_header, mapped, names_of
 from paceline.model.gguf.types import FLOAT_KINDS

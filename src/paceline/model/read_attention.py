@@ -13,6 +13,8 @@ from paceline.model.spec import Attention, Dense, Experts, Latent
 
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MAX_LATENT_SIZE = 1 << 16
+STRETCH = "llama_4_scaling_beta"
+"""The rotation's parameter of `Family.stretched`."""
 VARIED_FIELDS = ("head_dim", "num_key_value_heads")
 """What a layer of Gemma 4 may have otherwise than the model."""
 
@@ -29,13 +31,15 @@ def latent(config: Any, family: Family, trained_len: int, max_len: int) -> Laten
             f"config.json: num_key_value_heads is {groups}, but heads that are made of one latent vector are as many "
             f"as num_attention_heads, {heads}."
         )
-    if params.get("partial_rotary_factor", 1.0) != 1.0:
+    own = config.qk_rope_head_dim / (config.qk_nope_head_dim + config.qk_rope_head_dim)
+    if params.get("partial_rotary_factor", 1.0) not in (1.0, own):
         raise CheckpointError(
             f"{config.model_type} with a partial_rotary_factor is not served: qk_rope_head_dim says what is rotated."
         )
     sides = family.interleaved
+    given = {name: it for name, it in params.items() if name not in (STRETCH, "partial_rotary_factor")}
     return Latent(
-        rope(params, config.qk_rope_head_dim, trained_len, max_len),
+        rope(given, config.qk_rope_head_dim, trained_len, max_len),
         config.kv_lora_rank,
         config.q_lora_rank,
         config.qk_nope_head_dim,

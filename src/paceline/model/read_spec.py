@@ -9,7 +9,7 @@ from paceline.core.errors import CheckpointError
 from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family, MambaFields, Mixed
-from paceline.model.read_attention import by_layer, latent, latent_scale, varied, widened_feed
+from paceline.model.read_attention import STRETCH, by_layer, latent, latent_scale, varied, widened_feed
 from paceline.model.rope import rope
 from paceline.model.spec import (
     Activation,
@@ -37,8 +37,6 @@ ACTIVATION_NAMES: dict[str, Activation] = {
 }
 LEAST_SHARE = 1e-6
 """Sum of experts' shares that no token is known to stay below."""
-STRETCH = "llama_4_scaling_beta"
-"""The rotation's parameter of `Family.stretched`."""
 
 
 def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:

@@ -13,8 +13,16 @@ JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 """Ends of the names of architectures whose head is no language model's."""
 
 
-WITH_PICTURES = frozenset(("gemma3", "gemma4", "mistral3", "qwen3_vl", "qwen3_5"))
-"""Model types of which the text's part is served: pictures are refused."""
+WITH_PICTURES = {
+    "gemma3": "gemma3_text",
+    "gemma4": "gemma4_text",
+    "mistral3": "mistral",
+    "qwen3_vl": "qwen3_vl_text",
+    "qwen3_vl_moe": "qwen3_vl_moe_text",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+"""Model types of which the text's part is served, and its type where it is not said: pictures are refused."""
 FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
 """Keys next to `text_config` that apply to the text."""
 
@@ -24,12 +32,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
         return config
-    kind = inner.get("model_type") or {
-        "gemma3": "gemma3_text",
-        "gemma4": "gemma4_text",
-        "qwen3_vl": "qwen3_vl_text",
-        "qwen3_5": "qwen3_5_text",
-    }.get(config["model_type"], "mistral")
+    kind = inner.get("model_type") or WITH_PICTURES[config["model_type"]]
     return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
 
 

@@ -143,7 +143,8 @@ class Recurrence:
         mixed = torch.cat([self._text(scan, text, steps, conv) for text in range(len(scan.parts))], 2)
         if self.through is not None:
             mixed = mixed + self.through.view(*mixed.shape[:2], 1, 1) * convolved_values(self.form, convolved)
-        return mixed.permute(2, 0, 1, 3).flatten(1)
+        tiled = isinstance(self.form, Delta) and self.form.tiled
+        return mixed.permute((2, 1, 0, 3) if tiled else (2, 0, 1, 3)).flatten(1)
 
     def _text(self, scan: Scan, text: int, steps: Steps, conv: Convolved) -> Tensor:
         """y [G, R, rows, P] of one text's rows."""
@@ -241,13 +242,19 @@ class DeltaSteps:
             return (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_FLOOR)).transpose(0, 1)
 
         def by_head(x: Tensor) -> Tensor:
+            if form.tiled:
+                return x.t().view(ratio, form.key_heads, -1).transpose(0, 1)
             return x.t().view(form.key_heads, ratio, -1)
 
+        if form.tiled:
+            values = value.view(-1, ratio, form.key_heads, form.head_dim).permute(2, 1, 0, 3)
+        else:
+            values = value.view(-1, form.key_heads, ratio, form.head_dim).permute(1, 2, 0, 3)
         return Steps(
             by_head(self.rate * F.softplus(decay + self.offset)),
             by_group(key),
             by_group(query) * form.key_dim**-0.5,
-            value.view(-1, form.key_heads, ratio, form.head_dim).permute(1, 2, 0, 3),
+            values,
             by_head(strength.sigmoid()),
         )
 

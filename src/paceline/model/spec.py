@@ -127,6 +127,8 @@ class Delta:
     """Tokens that the convolution reads."""
     fused: bool
     """The checkpoint has all input projections head by head in two matrices (qwen3_next), else in four."""
+    tiled: bool = False
+    """Value head h reads key head h % key_heads (GGUF's order), else h // (heads / key_heads)."""
 
     @property
     def inner(self) -> list[int]:

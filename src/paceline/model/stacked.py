@@ -1,9 +1,11 @@
-"""gpt-oss keeps its experts one behind the other, each transposed, gates and ups in turn, or in MXFP4: read as matrices
-of one expert each, under the names that others give them.
+"""Experts that lie one behind the other in one tensor: read as matrices of one expert each, under the names that others
+give them. A family's `Names.fused_experts` says how they lie.
 
-    mlp.experts.gate_up_proj         [count, hidden, 2 width]     .._bias [count, 2 width]
-    mlp.experts.down_proj            [count, width, hidden]       .._bias [count, hidden]
-    .._blocks [count, outputs, inputs / 32, 16], .._scales [count, outputs, inputs / 32]   uint8, in place of the matrix
+    turns     mlp.experts.gate_up_proj [count, hidden, 2 width], gates and ups in turn, .._bias [count, 2 width];
+              mlp.experts.down_proj [count, width, hidden], .._bias [count, hidden] (gpt-oss), or in MXFP4:
+              .._blocks [count, outputs, inputs / 32, 16], .._scales [count, outputs, inputs / 32]   uint8
+    halves    gates before ups, no biases; mlp.experts.gate_up_proj [count, 2 width, hidden] and mlp.experts.down_proj
+              [count, hidden, width] (Qwen 3.5), or, where their shapes say so, both transposed (Qwen3-VL)
 """
 
 import re
@@ -31,17 +33,28 @@ class ExpertPart:
     turn: int | None
     """0 for gates, 1 for ups; None: all."""
     bias: bool
+    layout: str
+    """One of those above."""
 
     def of(self, rows: Tensor) -> Tensor:
         """Its outputs among those of the fused matrix."""
-        return rows if self.turn is None else rows[self.turn :: 2]
+        if self.turn is None:
+            return rows
+        return rows[self.turn :: 2] if self.layout == "turns" else rows.chunk(2)[self.turn]
+
+    def fused_shape(self, shape: tuple[int, ...]) -> tuple[int, int]:
+        """Shape of one expert's fused matrix, [outputs, inputs], from that of the part."""
+        return (shape[0] if self.turn is None else 2 * shape[0], shape[1])
 
     def take(self, stored: Stored, shape: tuple[int, ...]) -> Tensor:
         """As floats, [outputs, inputs] or [outputs]."""
         whole = stored(f"{self.fused}_bias" if self.bias else self.fused, None)
         if self.number >= len(whole) or whole.dim() != len(shape) + 1:
             raise CheckpointError(f"tensor {self.fused} has shape {tuple(whole.shape)} and no expert {self.number}.")
-        mine = self.of(whole[self.number] if self.bias else whole[self.number].t()).contiguous()
+        own = whole[self.number]
+        if not self.bias and (self.layout == "turns" or own.shape != self.fused_shape(shape)):
+            own = own.t()
+        mine = self.of(own).contiguous()
         return checked(mine, shape, self.fused)
 
     def groups(self, stored: Stored, shape: tuple[int, ...]) -> Groups:
@@ -67,7 +80,7 @@ def checked(found: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
     return found
 
 
-def expert_part(name: str, place: Container[str]) -> ExpertPart | None:
+def expert_part(name: str, place: Container[str], layout: str) -> ExpertPart | None:
     """Which part of a fused tensor has this name; None: it lies as it is called."""
     found = PART.fullmatch(name)
     if found is None or name in place:
@@ -76,4 +89,4 @@ def expert_part(name: str, place: Container[str]) -> ExpertPart | None:
     fused = f"{found[1]}.{kind}_proj"
     if fused not in place and f"{fused}_blocks" not in place:
         return None
-    return ExpertPart(fused, int(found[2]), {"gate": 0, "up": 1}.get(found[3]), found[4] == "bias")
+    return ExpertPart(fused, int(found[2]), {"gate": 0, "up": 1}.get(found[3]), found[4] == "bias", layout)

@@ -8,9 +8,9 @@ apart, a key replaces and unloads only what it has loaded.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from fastapi import APIRouter, Response
 from pydantic import Field
@@ -53,9 +53,9 @@ async def load_lora_adapter(body: LoadAdapterRequest, host: Here) -> Response:
     adapters, replace = server.adapters, bool(body.load_inplace)
     adapters.check_name(body.lora_name, replace)
     check_owner(server, body.lora_name)
-    weights = await in_turn(server, lambda: adapters.read(path, draft))
+    weights = await in_turn(server, lambda: server.read_adapter(path, draft))
     check_owner(server, body.lora_name)  # another key may have loaded one of this name meanwhile
-    await server.llm.call(lambda: adapters.enter(body.lora_name, path, weights, replace, draft))
+    await server.enter_adapter(body.lora_name, path, weights, replace, draft)
     server.lora_tenants[body.lora_name] = tenant_now()
     return Response(f"Success: LoRA adapter '{body.lora_name}' added successfully.", media_type="text/plain")
 
@@ -69,7 +69,7 @@ async def unload_lora_adapter(body: UnloadAdapterRequest, host: Here) -> Respons
     if body.lora_name not in server.adapters.named:
         raise ApiError(404, f"There is no adapter {body.lora_name[:100]!r} here.", param="lora_name", code="not_found")
     check_owner(server, body.lora_name)
-    await server.llm.call(lambda: server.adapters.remove(body.lora_name))
+    await server.remove_adapter(body.lora_name)
     server.lora_tenants.pop(body.lora_name, None)
     return Response(f"Success: LoRA adapter '{body.lora_name}' removed successfully.", media_type="text/plain")
 
@@ -84,12 +84,11 @@ def check_owner(server: Server, name: str) -> None:
         )  # fmt: skip
 
 
-async def in_turn(server: Server, read: Callable[[], Weights]) -> Weights:
-    """Result of a call in a thread, when its turn has come; the turn ends with the thread, not with
-    the client."""
+async def in_turn(server: Server, read: Callable[[], Coroutine[Any, Any, Weights]]) -> Weights:
+    """Result of what reads, when its turn has come; the turn ends with it, not with the client."""
     try:
         await asyncio.wait_for(server.lora_turn.acquire(), LORA_READ_S)
-        reading = asyncio.create_task(asyncio.to_thread(read))
+        reading = asyncio.create_task(read())
         reading.add_done_callback(lambda done: server.lora_turn.release())
         return await asyncio.wait_for(asyncio.shield(reading), LORA_READ_S)
     except TimeoutError:

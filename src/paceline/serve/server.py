@@ -117,6 +117,18 @@ class Server:
     def adapters(self) -> Adapters:
         return self.llm.llm.engine.session.adapters
 
+    async def read_adapter(self, path: Path, draft: Path | None) -> Any:
+        """What `enter_adapter` takes: an adapter's weights, checked against the model."""
+        return await asyncio.to_thread(self.adapters.read, path, draft)
+
+    async def enter_adapter(self, name: str, path: Path, weights: Any, replace: bool, draft: Path | None) -> None:
+        """Serve what was read under this name."""
+        await self.llm.call(lambda: self.adapters.enter(name, path, weights, replace, draft))
+
+    async def remove_adapter(self, name: str) -> None:
+        """Serve it no more."""
+        await self.llm.call(lambda: self.adapters.remove(name))
+
     def called(self, name: str | None) -> "Server":
         """View of it for requests that name an adapter."""
         if name is None or name in self.names or not self.adapters.serves(name):

@@ -18,7 +18,7 @@ from openai import OpenAI
 
 ray = pytest.importorskip("ray", reason="needs paceline[cluster]")
 from paceline import AsyncLLM, SamplingParams  # noqa: E402
-from paceline.cluster.live.actors import ActorLink, join  # noqa: E402
+from paceline.cluster.live.actors import ActorLink, RaySession, join  # noqa: E402
 from paceline.cluster.live.engines import Engines  # noqa: E402
 from paceline.cluster.live.front import ClusterLLM  # noqa: E402
 from paceline.engine.options import Options  # noqa: E402
@@ -30,16 +30,15 @@ ASKED = SamplingParams(temperature=0.8, seed=3, max_tokens=300, ignore_eos=True)
 
 
 @pytest.fixture
-def here() -> Iterator[None]:
-    join(None)
-    yield
+def here() -> Iterator[RaySession]:
+    yield join(None)
     ray.shutdown()
 
 
-async def test_killed_and_moved(here: None) -> None:
+async def test_killed_and_moved(here: RaySession) -> None:
     async with AsyncLLM(**OPTIONS) as llm:
         want = await heard(llm, ASKED)
-    engines = Engines(lambda name: ActorLink(name, OPTIONS, 0.0, {"OMP_NUM_THREADS": "1"}))
+    engines = Engines(lambda name: ActorLink(name, OPTIONS, 0.0, {"OMP_NUM_THREADS": "1"}, here))
     await engines.start(2)
     cluster = ClusterLLM(engines, Options(**OPTIONS))
     for kill in (False, True):
@@ -116,3 +115,50 @@ def test_a_stream_outlives_its_engine_and_engines_end_with_their_front() -> None
     finally:
         second.terminate()
         assert second.wait(60) == 0
+
+
+def test_what_a_stopped_engine_has_is_answered_before_the_server_ends() -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    ask: dict[str, Any] = {
+        "model": "demo", "prompt": "Tom has 3", "max_tokens": 1500, "temperature": 0.8, "seed": 3,
+        "extra_body": {"ignore_eos": True},
+    }  # fmt: skip
+    server = serve(port)
+    try:
+        want, text, busy = client.completions.create(**ask).choices[0].text, "", []
+        for number, event in enumerate(client.completions.create(**ask, stream=True)):
+            text += event.choices[0].text if event.choices else ""
+            if number == 20:
+                now = httpx.get(f"http://127.0.0.1:{port}/cluster").json()["engines"]
+                busy = [each["process"] for each in now if each["samples"]]
+                os.kill(busy[0], signal.SIGSTOP)
+                server.terminate()
+        assert text == want and len(busy) == 1
+        assert server.wait(60) == 0
+        until(lambda: not Path(f"/proc/{busy[0]}").exists(), 60)
+    finally:
+        server.kill()
+
+
+def test_without_ray_s_head_no_engine_is_waited_for() -> None:
+    """One that loads is given up, and one that is asked for is refused; those that are there serve."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server, at = serve(port), f"http://127.0.0.1:{port}"
+    try:
+        first = httpx.get(f"{at}/cluster").json()["engines"][0]["process"]
+        os.kill(first, signal.SIGKILL)
+        until(lambda: httpx.get(f"{at}/cluster").json()["coming"] == 1, 60)
+        [head] = subprocess.check_output(["pgrep", "-P", str(server.pid), "gcs_server"]).split()
+        os.kill(int(head), signal.SIGKILL)
+        for path, body in (("scale", {"engines": 4}), ("renew", {})):
+            answer = httpx.post(f"{at}/cluster/{path}", json=body, timeout=20)
+            assert answer.status_code == 503 and "head" in answer.json()["error"]["message"], answer.text
+        answer = httpx.post(f"{at}/v1/completions", json={"prompt": "a", "max_tokens": 4}, timeout=20)
+        assert answer.status_code == 200
+    finally:
+        server.kill()

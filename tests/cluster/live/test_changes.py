@@ -181,6 +181,25 @@ async def test_a_silent_engine_holds_nobody(monkeypatch: pytest.MonkeyPatch) -> 
     await engines.close()
 
 
+async def test_a_silent_engine_is_dead_sooner_while_the_server_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it has goes on elsewhere, and nobody takes its place."""
+    monkeypatch.setattr(live, "SIGN_OF_LIFE_S", 0.01)
+    monkeypatch.setattr(live, "LAST_ANSWER_S", 0.1)
+    engines = Engines(SilentLink)
+    await engines.start(2)
+    silent = engines.states["engine-1"].link
+    assert isinstance(silent, SilentLink)
+    silent.quiet = True
+    await until(lambda: engines.states["engine-1"].silent)
+    await asyncio.sleep(0.3)
+    assert engines.lost_count == 0
+    engines.ending = lambda: True
+    await until(lambda: engines.lost_count == 1)
+    await rounds()
+    assert silent.dead.is_set() and [*engines.states] == ["engine-2"] and engines.coming == 0
+    await engines.close()
+
+
 async def test_a_silent_engine_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "SIGN_OF_LIFE_S", 0.01)
     engines, answer = await fakes(2), asyncio.Event()

@@ -4,7 +4,6 @@ import random
 from dataclasses import replace
 from math import inf
 
-from paceline.cluster.live.engines import load_of
 from paceline.cluster.live.freeness import (
     EngineLoad,
     EngineRanking,
@@ -18,6 +17,7 @@ from paceline.cluster.live.freeness import (
     spared,
     victim,
 )
+from paceline.cluster.live.loads import load_of
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 

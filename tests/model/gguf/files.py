@@ -13,8 +13,8 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from paceline.model.gguf.config import ARCHITECTURES, MIXTRAL
-from paceline.model.gguf.tensors import names_of
+from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
+from paceline.model.gguf.tensors import NEXT_NAMES, names_of
 
 KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()} | {"mixtral": "llama"}
 PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe")
@@ -40,23 +40,31 @@ def write_gguf(
     dots; None leaves one out."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = KINDS[config["model_type"]]
+    weights = stacked(load_file(checkpoint / "model.safetensors"))
+    further = {}
+    if "mtp.fc.weight" in weights:
+        weights, further = behind(weights, config["num_hidden_layers"])
+        changes |= {f"{arch}.nextn_predict_layers": 1, f"{arch}.block_count": config["num_hidden_layers"] + 1}
     writer = GGUFWriter(path, arch)
     for key, value in {**metadata(config, arch), **vocabulary(checkpoint), **changes}.items():
         add(writer, key.replace("__", "."), value)
-    names = names_of(arch, config["num_hidden_layers"])
+    names = names_of(arch, config["num_hidden_layers"] + 1) | further
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for name, weight in stacked(load_file(checkpoint / "model.safetensors")).items():
+    for name, weight in (recurrent(config, weights) if "linear_num_key_heads" in config else weights).items():
         stem, _, end = name.rpartition(".")
         if end.endswith("_bias"):
             stem, end = f"{stem}.{end.removesuffix('_bias')}", "bias"
             weight = weight.flatten()
+        if end == "A_log":
+            writer.add_tensor(names[name], weight.float().numpy())
+            continue
         theirs = names[stem]
         if theirs.endswith("attn_sinks"):
             end = "weight"
         if arch in PERMUTED and theirs.rpartition(".")[2] in heads:
             part = theirs.rpartition(".")[2]
             weight = interleave(weight, heads[part], len(weight) // heads[part])
-        if ARCHITECTURES[arch].folded and "norm" in theirs:
+        if ARCHITECTURES[arch].folded and "norm" in theirs and "ssm" not in theirs:
             weight = weight + 1
         of = next((other for part, other in others.items() if part in theirs), kind)
         data, small = weight.float().numpy(), weight.dim() == 1 or of == GGMLQuantizationType.F32
@@ -66,6 +74,40 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """A layer for further tokens as one more block, and the names of what is not a layer's."""
+    stems = {f"mtp.{name}": f"blk.{layers}.nextn.{theirs}" for name, theirs in NEXT_NAMES.items()}
+    moved = {name.replace("mtp.layers.0.", f"model.layers.{layers}."): it for name, it in weights.items()}
+    return moved, stems
+
+
+def recurrent(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """A gated delta rule's numbers: value heads in turns of the key heads, decay rates as they are used, a kernel
+    without its middle 1."""
+    keys, ratio = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    width, before = config["linear_value_head_dim"], 2 * keys * config["linear_key_head_dim"]
+
+    def in_turns(it: torch.Tensor, size: int, dim: int = 0) -> torch.Tensor:
+        return it.unflatten(dim, (keys, ratio, size)).transpose(dim, dim + 1).flatten(dim, dim + 2).contiguous()
+
+    out = {}
+    for name, it in weights.items():
+        end = name.partition("linear_attn.")[2]
+        if end.startswith(("in_proj_qkv", "conv1d")):
+            it = it.squeeze(1) if "conv1d" in end else it
+            it = torch.cat((it[:before], in_turns(it[before:], width)))
+        elif end.startswith("in_proj_z"):
+            it = in_turns(it, width)
+        elif end.startswith("out_proj"):
+            it = in_turns(it, width, 1)
+        elif end.startswith(("in_proj_", "A_log", "dt_bias")):
+            it = in_turns(it, 1)
+        if end == "dt_bias":
+            name = name.replace("dt_bias", "dt_proj.bias")
+        out[name] = -torch.exp(it) if end == "A_log" else it
+    return out
 
 
 def stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -80,6 +122,8 @@ def stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             for own, turn in (("gate", 0), ("up", 1)) if "gate_up" in name else (("down", None),):
                 mine = whole if turn is None else whole[:, turn::2]
                 out[part.replace("gate_up_proj", f"{own}_proj") + end] = mine.contiguous()
+        elif name.endswith("shared_expert_gate.weight"):
+            out[name] = weight[0]
         elif name.endswith("sinks"):
             out[name + ".weight"] = weight
         elif name.endswith("input_linear.weight"):
@@ -113,7 +157,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
     found = {
         "embedding_length": config["hidden_size"],
-        "feed_forward_length": config["intermediate_size"],
+        "feed_forward_length": config.get("intermediate_size"),
         "block_count": config["num_hidden_layers"],
         "context_length": config["max_position_embeddings"],
         "attention.head_count": config["num_attention_heads"],
@@ -125,6 +169,10 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     }
     known = MIXTRAL if config["model_type"] == "mixtral" else ARCHITECTURES[arch]
     config = {"num_experts": config.get("num_local_experts"), **config}
+    if "linear_num_value_heads" in config:
+        config["value_numbers"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
+        config["full_attention_interval"] = config["layer_types"].index("full_attention") + 1
+    found |= {key: config[name] for key, name in known.sizes.items()}
     found |= {key: config[name] for key, name in {**known.mixture, **known.flags}.items()}
     if known.mixture:
         found["expert_gating_func"] = known.score

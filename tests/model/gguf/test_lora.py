@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from paceline import LLM, SamplingParams
 from paceline.core.errors import PacelineError
 from paceline.model.checkpoint import read_config
-from paceline.model.gguf.config import ARCHITECTURES
+from paceline.model.gguf.architectures import ARCHITECTURES
 from paceline.model.gguf.tensors import names_of
 from paceline.model.lora import fused, interleaved, read_lora
 from paceline.model.lora_places import lora_places

@@ -1,20 +1,23 @@
 """A GGUF file is the model that it was made of: every architecture against transformers, every part of its text."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
 from paceline import LLM, SamplingParams
+from paceline.core.errors import CheckpointError
 from paceline.engine.text import Text
 from paceline.model.checkpoint import read_config
 from paceline.model.linear import STORED
 from paceline.model.load import form, inspect, load_model, measure, packing_of
 from paceline.model.native import NativeDecoder
-from tests.model.gguf.files import PROMPT, write_gguf
+from tests.model.gguf.files import KINDS, PROMPT, write_gguf
 from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
 from tests.oracle.rows import feed
@@ -62,6 +65,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "glm4_moe": {},
     "ernie4_5_moe": {},
     "gpt_oss": {"layers": 4, "swiglu_limit": 7.0},
+    "dots1": {"n_group": 1, "topk_group": 1, "sliding_window": None},
+    "exaone_moe": {"layers": 5, "sliding_window_pattern": 4},
+    "minimax_m2": {},
+    "jais2": {},
+    "qwen3_5_text": {"full_attention_interval": 3},
+    "qwen3_5_moe_text": {"full_attention_interval": 2},
 }
 """What GGUF cannot say is as llama.cpp has it."""
 
@@ -75,9 +84,10 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tried() -> None:
-    from paceline.model.gguf.config import ARCHITECTURES, MIXTRAL
+    from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
+    tried |= {"qwen3_vl_text", "qwen3_vl_moe_text"}
     assert tried == {arch.model_type for arch in (*ARCHITECTURES.values(), MIXTRAL)}
 
 
@@ -221,3 +231,58 @@ def test_facts(pair: tuple[Path, Path]) -> None:
 def test_a_directory_with_one_file(pair: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "only.gguf").symlink_to(pair[1])
     assert inspect(tmp_path).path == tmp_path / "only.gguf"
+
+
+def test_layers_for_further_tokens_are_left_out(tmp_path: Path) -> None:
+    """`nextn_predict_layers` counts blocks behind the last, which a pass does not read."""
+    path = tiny_checkpoint(tmp_path, "glm4_moe", vocab=96, layers=3, with_tokenizer=False)
+    expected = Oracle(path).logits(text(1))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    weights = load_file(path / "model.safetensors")
+    weights |= {
+        name.replace("layers.2.", "layers.3."): it.clone() for name, it in weights.items() if "layers.2." in name
+    }
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    file = write_gguf(tmp_path / "model.gguf", path, glm4moe__nextn_predict_layers=1)
+    assert len(read_config(file).layers) == 3
+    torch.testing.assert_close(logits(file, text(1)), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    file = write_gguf(tmp_path / "none.gguf", path, glm4moe__nextn_predict_layers=4)
+    with pytest.raises(CheckpointError, match=r"nextn_predict_layers .* which leaves no layer"):
+        read_config(file)
+
+
+def test_which_layers_slide(tmp_path: Path) -> None:
+    """`attention.sliding_window_pattern`: a flag for each layer, or all but each n-th."""
+    kinds = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    path = tiny_checkpoint(tmp_path, "exaone4", vocab=96, layers=5, with_tokenizer=False, layer_types=kinds)
+    key, flags = "exaone4__attention__sliding_window_pattern", [kind[0] == "s" for kind in kinds]
+    file = write_gguf(tmp_path / "model.gguf", path, **{key: flags})
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+    third = write_gguf(tmp_path / "third.gguf", path, **{key: 3})
+    assert [it.attention.window is None for it in read_config(third).layers] == [False, False, True, False, False]
+    for value in ([True] * 4, [2] * 5, 0):
+        with pytest.raises(CheckpointError, match="sliding_window_pattern"):
+            read_config(write_gguf(tmp_path / "bad.gguf", path, **{key: value}))
+
+
+def test_sizes_of_a_recurrence_must_fit(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "qwen3_5_text", vocab=96, layers=2, with_tokenizer=False)
+    for key, value, told in (
+        ("inner_size", 45, r"no multiple of the 4 of ssm\.time_step_rank"),
+        ("group_count", None, r"ssm\.group_count .* is missing"),
+    ):
+        file = write_gguf(tmp_path / "bad.gguf", path, **{f"qwen35.ssm.{key}": value})
+        with pytest.raises(CheckpointError, match=told):
+            read_config(file)
+
+
+@pytest.mark.parametrize("arch", ["qwen3vl", "qwen3vlmoe"])
+def test_the_text_of_models_that_read_pictures(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their text's part is laid out as that of the family without pictures."""
+    family = {"qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe"}[arch]
+    changes = {"norm_topk_prob": True, "decoder_sparse_step": 1} if arch == "qwen3vlmoe" else {"attention_bias": False}
+    path = tiny_checkpoint(tmp_path, family, vocab=96, layers=3, with_tokenizer=False, **changes)
+    monkeypatch.setitem(KINDS, family, arch)
+    file = write_gguf(tmp_path / "model.gguf", path, **{f"{arch}__rope__dimension_sections": [24, 20, 20, 0]})
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)

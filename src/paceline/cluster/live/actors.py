@@ -1,10 +1,16 @@
 """Engines as Ray actors (extra `paceline[cluster]`). Ray has the processes, the object store and the transport; ours is
 what becomes of requests when one dies."""
 
+import asyncio
+import logging
 import os
 import re
 from collections.abc import AsyncIterator
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
 from socket import create_connection
+from threading import Thread
 from typing import Any
 
 from paceline.cluster.live.host import EngineHost
@@ -16,6 +22,10 @@ CALLS_AT_ONCE = 4096
 """Calls that an actor answers at once: one for each sample that is followed."""
 CONNECT_S = 5.0
 """Longest wait for another machine's Ray."""
+HEAD_LOOK_S = 2.0
+"""Between two looks whether Ray's head is there."""
+DIED = "its process died (killed, out of memory, or crashed)"
+log = logging.getLogger("paceline")
 
 
 def ray_module() -> Any:
@@ -27,7 +37,40 @@ def ray_module() -> Any:
     return ray
 
 
-def join(address: str | None) -> None:
+@dataclass(frozen=True, slots=True)
+class RaySession:
+    """A cluster of Ray that this process has joined."""
+
+    head: str
+    """Address of its GCS, without which no actor can be started."""
+    logs: Path
+    """Directory with its logs, on each machine."""
+    host: Any = None
+    """`EngineHost` as a class of actors: made once, for without the head no new class can be made known."""
+
+    async def check(self) -> None:
+        """EngineGoneError where the head does not answer."""
+        host, _, port = self.head.rpartition(":")
+        try:
+            async with asyncio.timeout(CONNECT_S):
+                _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            writer.close()
+        except (OSError, TimeoutError):
+            raise EngineGoneError(f"Ray's head at {self.head} does not answer; start the cluster again") from None
+
+    async def watch(self) -> None:
+        """Say once that the head is gone: Ray then ends this process, and says why to its own log alone."""
+        with suppress(EngineGoneError):
+            while True:
+                await asyncio.sleep(HEAD_LOOK_S)
+                await self.check()
+        log.error(
+            "Ray's head at %s does not answer: no engine can be started, and unless it comes back Ray ends this server "
+            "within a minute. Start the cluster again; Ray's logs are in %s.", self.head, self.logs,
+        )  # fmt: skip
+
+
+def join(address: str | None) -> RaySession:
     """Start Ray on this machine, or join the cluster at an address. InputError where none answers."""
     ray = ray_module()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
@@ -35,23 +78,30 @@ def join(address: str | None) -> None:
         host, _, port = (address or "").rpartition(":")
         if host and port.isdecimal() and "/" not in host:  # Ray itself asks for a minute, with many warnings
             create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-        ray.init(address=address or "local", include_dashboard=False, log_to_driver=False, logging_level="warning")
+        ours = ray.init(
+            address=address or "local", include_dashboard=False, log_to_driver=False, configure_logging=False
+        )
     except (OSError, OverflowError, ValueError) as error:
         raise InputError(f"No Ray cluster answers at {address} ({str(error).splitlines()[0]}).") from None
+    logs = Path(ours.address_info["session_dir"]) / "logs"
+    return RaySession(ray.get_runtime_context().gcs_address, logs, ray.remote(EngineHost))
 
 
 class ActorLink:
     """The way to an engine that is a Ray actor."""
 
-    def __init__(self, name: str, options: dict[str, Any], cpus: float, environment: dict[str, str]) -> None:
+    def __init__(
+        self, name: str, options: dict[str, Any], cpus: float, environment: dict[str, str], session: RaySession
+    ) -> None:
         ray = ray_module()
-        self.name = name
-        remote = ray.remote(
+        self.name, self.session = name, session
+        self.process: int | None = None
+        """Once it is known: then the engine has started."""
+        self._error = ray.exceptions.RayError
+        self.actor = session.host.options(
             num_cpus=cpus, max_restarts=0, max_task_retries=0, max_concurrency=CALLS_AT_ONCE,
             runtime_env={"env_vars": environment},
-        )(EngineHost)  # fmt: skip
-        self._error = ray.exceptions.RayError
-        self.actor = remote.remote(options)
+        ).remote(options)  # fmt: skip
 
     async def open(self, key: str, opening: Opening) -> AsyncIterator[Word]:
         """As `EngineLink.open`."""
@@ -59,7 +109,7 @@ class ActorLink:
             async for each in self.actor.open.options(num_returns="streaming").remote(key, opening):
                 yield await each
         except self._error as error:
-            raise EngineGoneError(_first_line(error)) from error
+            raise self._gone(error) from error
 
     def give(self, verb: str, *args: Any) -> PendingAnswer:
         """As `EngineLink.give`: what it gives goes from engine to engine."""
@@ -73,8 +123,16 @@ class ActorLink:
         return answer
 
     async def facts(self) -> EngineFacts:
-        """As `EngineLink.facts`."""
-        facts: EngineFacts = await self._sure(self.actor.facts.remote())
+        """As `EngineLink.facts`. Raises as soon as Ray's head is gone, without which none starts."""
+        answer = asyncio.ensure_future(self._sure(self.actor.facts.remote()))
+        try:
+            await self.session.check()
+            while not (await asyncio.wait({answer}, timeout=HEAD_LOOK_S))[0]:
+                await self.session.check()
+            facts: EngineFacts = answer.result()
+        finally:
+            answer.cancel()
+        self.process = facts.process
         return facts
 
     async def snapshot(self) -> Snapshot:
@@ -86,14 +144,33 @@ class ActorLink:
         try:
             return await answer
         except self._error as error:
-            raise EngineGoneError(_first_line(error)) from error
+            raise self._gone(error) from error
+
+    def _gone(self, error: Exception) -> EngineGoneError:
+        """What became of it, and where its log is."""
+        why = reason(error)
+        if why == DIED and self.process is None:
+            why = f"{self.name} died as it loaded (killed, out of memory, or crashed); its log is one of"
+            why = f"{why} {self.session.logs}/worker-*.err on its machine"
+        elif why == DIED:
+            why = f"{why}; its log is {self.session.logs}/worker-*-{self.process}.err on its machine"
+        return EngineGoneError(why)
 
     def kill(self) -> None:
         """End its process."""
-        ray_module().kill(self.actor)
+        if self.process is not None:
+            ray_module().kill(self.actor)
+        else:  # without Ray's head that would never return
+            Thread(target=ray_module().kill, args=(self.actor,), name="paceline-kill", daemon=True).start()
 
 
-def _first_line(error: Exception) -> str:
-    """What went wrong, of Ray's long stories: their last line, without the name of a Python class."""
-    line = next((line for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)
+def reason(error: Exception) -> str:
+    """What went wrong, in one sentence of Ray's long stories; what an engine raised at its start, without the name of
+    a Python class."""
+    text = str(error)
+    if type(error).__name__ == "ActorDiedError" and "its creation task" not in text:
+        return "its machine is gone" if "node has died" in text or "node was terminated" in text else DIED
+    if type(error).__name__ in ("ActorUnavailableError", "NodeDiedError"):
+        return "its machine cannot be reached"
+    line = next((line for line in reversed(text.splitlines()) if line.strip()), type(error).__name__)
     return re.sub(r"^(\w+\.)+\w+: ", "", line.strip())

@@ -5,10 +5,9 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from math import ceil
-from operator import attrgetter
 from time import monotonic
 
+from paceline.cluster.live.adapters import LaterAdapters
 from paceline.cluster.live.freeness import (
     EngineLoad,
     ScaleRule,
@@ -20,6 +19,7 @@ from paceline.cluster.live.freeness import (
     urgent,
     victim,
 )
+from paceline.cluster.live.loads import load_of, together
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink
 from paceline.cluster.live.moving import move
 from paceline.cluster.live.voyage import START_S, Voyage, Voyages
@@ -30,8 +30,9 @@ from paceline.engine.totals import Snapshot, Totals, added
 log = logging.getLogger("paceline")
 NO_LINK_S = 60.0
 """How long new requests wait while no engine takes any. Those that run wait as long as an engine may take to start."""
-ANSWER_S = 30.0
-"""Time for an engine's sign of life; then it counts as dead."""
+ANSWER_S, LAST_ANSWER_S = 30.0, 5.0
+"""Time for an engine's sign of life; then it counts as dead. The second holds while the server shuts down: what it has
+must go on elsewhere in time. Both are counted in looks: a machine that stood still kills none."""
 SIGN_OF_LIFE_S = 1.0
 """Time for an engine's sign of life; then decisions are made without it."""
 LOOK_S = 1.0
@@ -58,6 +59,8 @@ class EngineState:
     """It has given no sign of life for `SIGN_OF_LIFE_S`: decisions leave it out."""
     look: "asyncio.Task[None] | None" = None
     """The question for a sign of life that is under way."""
+    missed: int = 0
+    """Looks at it since it was asked."""
 
 
 class Engines:
@@ -66,6 +69,7 @@ class Engines:
     def __init__(self, make: Make) -> None:
         self.make = make
         self.voyages = Voyages(self)
+        self.adapters = LaterAdapters(self)
         self.states: dict[str, EngineState] = {}
         self.facts: EngineFacts
         self.wanted = 0
@@ -74,6 +78,8 @@ class Engines:
         """By it their number follows the load."""
         self.resized: Callable[[], object] = lambda: None
         """Called when `wanted` has changed."""
+        self.ending: Callable[[], bool] = bool
+        """Does the server shut down?"""
         self.lost_count = self.moved_count = 0
         self.coming = 0
         """Engines that are being started."""
@@ -128,10 +134,17 @@ class Engines:
         except Exception as error:
             self._failure = error
             raise
-        if self._closed or (self.lacking < 0 and not spare):
-            link.kill()
-            return
-        self.states[link.name] = EngineState(link, snapshot, facts)
+        async with self.adapters.turn:
+            try:
+                await self.adapters.teach(link, facts)
+            except BaseException as error:
+                link.kill()
+                self._failure = error if isinstance(error, Exception) else self._failure
+                raise
+            if self._closed or (self.lacking < 0 and not spare):
+                link.kill()
+                return
+            self.states[link.name] = EngineState(link, snapshot, facts)
         self._change.set()
 
     async def _made(self) -> tuple[EngineLink, EngineFacts, Snapshot]:
@@ -163,6 +176,10 @@ class Engines:
         task.add_done_callback(self._tasks.discard)
         return task
 
+    async def to_its_end(self, work: Coroutine[None, None, None]) -> None:
+        """As `_to_its_end`, begun now."""
+        await self._to_its_end(self._run(work))
+
     async def _to_its_end(self, task: "asyncio.Task[None]") -> None:
         """Wait for work, which goes on where who asked for it is cancelled: half of it would leave an engine that
         drains and never goes."""
@@ -172,6 +189,11 @@ class Engines:
             if not task.done():
                 task.add_done_callback(_tell_failure)
             raise
+
+    def has(self, link: EngineLink) -> bool:
+        """Is it there?"""
+        state = self.states.get(link.name)
+        return state is not None and state.link is link
 
     def takes(self, link: EngineLink) -> bool:
         """Does it take requests?"""
@@ -233,7 +255,7 @@ class Engines:
             self._run(self._revive())
 
     async def _revive(self) -> None:
-        if self.lacking <= 0:
+        if self.lacking <= 0 or (self.ending() and self.serving):
             return
         self.coming += 1
         wait = FIRST_REVIVAL_S
@@ -260,7 +282,7 @@ class Engines:
                 f"engines is {count}, but this cluster has at most {self.rule.most} (max_engines); "
                 f"ask for 1 to {self.rule.most}, or start it with more."
             )
-        await self._to_its_end(self._run(self._scale_to(count, count)))
+        await self.to_its_end(self._scale_to(count, count))
 
     async def _scale_to(self, count: int, fewest: int | None = None) -> None:
         self.want(count)
@@ -307,7 +329,7 @@ class Engines:
         state.draining = True
         self.want(self.wanted - 1)
         self._at_least(None)
-        await self._to_its_end(self._run(self._empty(name)))
+        await self.to_its_end(self._empty(name))
 
     async def renew(self) -> None:
         """A new engine in place of each, one after the other: the new one is ready before the old one is drained. It
@@ -354,7 +376,9 @@ class Engines:
         self._past = added(self._past, state.snapshot.totals).retired()
 
     async def move(self, voyage: Voyage, to: EngineLink) -> str:
-        """Live migration of a sample."""
+        """Live migration of a sample; one whose adapter was replaced or unloaded stays."""
+        if not self.adapters.has(voyage.request):
+            return "stayed"
         key = object()
         self._arriving[key] = (to.name, voyage.request)
         try:
@@ -389,11 +413,18 @@ class Engines:
             lacked = self.lacking
 
     async def _look_at_all(self) -> None:
-        """Ask each for a sign of life, all at once; one that answers late is silent until it has."""
+        """Ask each for a sign of life, all at once; one that answers late is silent until it has, and dead where that
+        takes too long."""
         asked = []
-        for state in self.states.values():
+        most = (LAST_ANSWER_S if self.ending() else ANSWER_S) / LOOK_S
+        for state in [*self.states.values()]:
             if state.look is None or state.look.done():
-                state.look = self._run(self._look(state))
+                state.look, state.missed = self._run(self._look(state)), 0
+            elif state.missed >= most:
+                state.look.cancel()
+                self.lost(state.link, EngineGoneError("it gives no sign of life"))
+                continue
+            state.missed += 1
             if not state.silent:
                 asked.append((state, state.look))
         if asked:
@@ -423,10 +454,10 @@ class Engines:
 
     async def _look(self, state: EngineState) -> None:
         try:
-            state.snapshot = await asyncio.wait_for(state.link.snapshot(), ANSWER_S)
+            state.snapshot = await state.link.snapshot()
             state.silent = False
-        except (EngineGoneError, TimeoutError) as error:
-            self.lost(state.link, EngineGoneError(str(error) or "no sign of life"))
+        except EngineGoneError as error:
+            self.lost(state.link, error)
 
     @property
     def snapshot(self) -> Snapshot:
@@ -447,30 +478,3 @@ def _tell_failure(task: "asyncio.Task[None]") -> None:
     """Log an error of work that nobody waits for any more."""
     if not task.cancelled() and (error := task.exception()) is not None:
         log.warning("A change of the cluster failed: %s", error)
-
-
-def load_of(name: str, blocks: int, size: int, requests: Sequence[Request], draining: bool = False) -> EngineLoad:
-    """By the requests that a front has on an engine with `blocks` of `size` tokens. One of which nothing has been heard
-    waits."""
-    used = queued = wanted = running = pressing = 0
-    first = min((each.arrival for each in requests if each.admitted is None), default=0.0)
-    for each in requests:
-        need = ceil(len(each.tokens) / size)
-        pressing += urgent(each.params.priority)
-        if each.admitted is not None:
-            used, running = used + need, running + 1
-        else:
-            queued += need
-            wanted = max(wanted, need) if each.arrival == first else wanted
-    waiting = len(requests) - running
-    return EngineLoad(name, blocks, used, running, waiting, wanted, queued, pressing, draining)
-
-
-def together(snapshots: Iterable[Snapshot]) -> Snapshot:
-    """Sums; `why` is nobody's. The engines have blocks of one size."""
-    each = list(snapshots)
-    totals = replace(added(*(it.totals for it in each)), why=())
-    running, waiting, blocks = (sum(map(attrgetter(name), each)) for name in ("running", "waiting", "blocks"))
-    used, cached = (sum(map(attrgetter(name), each)) for name in ("used", "cached"))
-    size, prefix = max((it.block_size for it in each), default=0), any(it.prefix for it in each)
-    return Snapshot(running, waiting, max(1, blocks), used, cached, totals, block_size=size, prefix=prefix)

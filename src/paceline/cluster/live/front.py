@@ -4,10 +4,11 @@ the rest: so every endpoint serves a cluster, and none knows it."""
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from time import monotonic
 from typing import NoReturn
 
-from paceline.cluster.live.adapters import FrontAdapters
+from paceline.cluster.live.adapters import AdapterVersion, FrontAdapters
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Submitted
 from paceline.cluster.live.voyage import BROKE_OFF, Voyage
@@ -77,8 +78,8 @@ class ClusterLLM:
         """`engines` have started."""
         self.engines = engines
         going = engines.voyages.going
-        adapters = FrontAdapters(engines.facts, lambda: [voyage.request for voyage in going])
-        self.llm = FrontLLM(engines.facts, options, adapters)
+        self.adapters = FrontAdapters(engines.facts, lambda: [voyage.request for voyage in going])
+        self.llm = FrontLLM(engines.facts, options, self.adapters)
         self.beside: list[object] = []
         self._of: dict[Subscription, list[Voyage]] = {}
 
@@ -148,6 +149,20 @@ class ClusterLLM:
             except EngineGoneError as error:
                 self.engines.lost(link, error)
         raise LostError(BROKE_OFF)
+
+    async def enter_adapter(self, name: str, path: Path, version: AdapterVersion, replace: bool) -> None:
+        """Serve an adapter under this name by all engines, also where the caller leaves."""
+
+        async def enter() -> None:
+            await self.engines.adapters.enter(name, version, replace)
+            self.adapters.enter_known(name, path, version)
+
+        await self.engines.to_its_end(enter())
+
+    async def remove_adapter(self, name: str) -> None:
+        """Serve it no more."""
+        self.adapters.remove(name)
+        await self.engines.to_its_end(self.engines.adapters.remove(name))
 
     async def generate(self, prompt: list[int], params: SamplingParams) -> None:
         """Warm up."""

@@ -4,6 +4,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from copy import copy
+from pathlib import Path
 from socket import gethostname
 from time import monotonic
 from typing import Any
@@ -127,8 +128,9 @@ class EngineHost:
 
     async def ask(self, verb: str, *args: Any) -> Any:
         """`peek` and `park` (id, first block), `sealed` (id), `leave` (key), `reserve` (blocks, spare), `settle`
-        (reservation, bytes or None), `embed` (texts, pooling, adapter). Errors are returned, and one among the
-        arguments is the answer."""
+        (reservation, bytes or None), `embed` (texts, pooling, adapter), `read` (an adapter's path, draft), `load`
+        (name, path, draft, replace, digest), `unload` (name). Errors are returned, and one among the arguments is the
+        answer."""
         args = tuple([await arrival(each) for each in args])
         if found := next((each for each in args if isinstance(each, Exception)), None):
             return found
@@ -149,9 +151,30 @@ class EngineHost:
                     return await self.leave(*args)
                 case "embed":
                     return await self.llm.embed(args[0], args[1], adapter=args[2])
+                case "read":
+                    weights = await self._adapter(*args)
+                    return weights.digest, weights.rank
+                case "load":
+                    return await self._load(*args)
+                case "unload":
+                    return await self.llm.call(lambda: engine.session.adapters.remove(*args))
             return InputError(f"An engine of a cluster cannot {verb!r}.")
         except PacelineError as error:
             return error
+
+    async def _adapter(self, path: str, draft: str | None) -> Any:
+        adapters = self.llm.llm.engine.session.adapters
+        try:
+            return await asyncio.to_thread(adapters.read, Path(path), None if draft is None else Path(draft))
+        except OSError as error:
+            raise InputError(f"The adapter at {path} cannot be read ({error}).") from None
+
+    async def _load(self, name: str, path: str, draft: str | None, replace: bool, digest: str) -> None:
+        weights = await self._adapter(path, draft)
+        if weights.digest != digest:
+            raise InputError(f"The adapter at {path} has changed since it was read; load it again.")
+        enter, at = self.llm.llm.engine.session.adapters.enter, None if draft is None else Path(draft)
+        await self.llm.call(lambda: enter(name, Path(path), weights, replace, at))
 
     def _sealed(self, number: int) -> int:
         """Sealed blocks of a request."""

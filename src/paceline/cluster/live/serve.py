@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
+from pathlib import Path
 from socket import socket
 from typing import Any, cast
 
@@ -10,6 +11,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from pydantic import Field
 
+from paceline.cluster.live.adapters import AdapterVersion
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.freeness import freeness
 from paceline.cluster.live.front import ClusterLLM
@@ -51,7 +53,18 @@ class ClusterServer(Server):
         return self.cluster.max_requests
 
     def remedy(self, option: str) -> str:
-        return "a cluster does not serve them"
+        return super().remedy(option) if "lora" in option else "a cluster does not serve them"
+
+    async def read_adapter(self, path: Path, draft: Path | None) -> AdapterVersion:
+        return await self.cluster.engines.adapters.read(path, draft)
+
+    async def enter_adapter(
+        self, name: str, path: Path, weights: AdapterVersion, replace: bool, draft: Path | None
+    ) -> None:
+        await self.cluster.enter_adapter(name, path, weights, replace)
+
+    async def remove_adapter(self, name: str) -> None:
+        await self.cluster.remove_adapter(name)
 
 
 def engines_of(request: Request) -> Engines:
@@ -95,7 +108,7 @@ async def started(work: Coroutine[None, None, None]) -> None:
     try:
         await work
     except EngineGoneError as error:
-        raise ApiError(503, f"An engine cannot be started ({error}); look at its log, and try again.") from None
+        raise ApiError(503, f"An engine cannot be started ({error}).") from None
 
 
 def described(engines: Engines) -> dict[str, Any]:
@@ -169,15 +182,18 @@ def application(engines: Engines, options: Options, settings: Settings) -> FastA
     operation.parts["cluster"] = lambda: described(engines)
     operation.unready = lambda: "" if engines.serving else "No engine serves now; another one is started."
     engines.resized = lambda: operation.gate.resize(server.max_requests)
+    engines.ending = lambda: operation.draining
     return app
 
 
 def run(
-    engines: Engines, count: int, options: Options, settings: Settings, sock: socket, announce: Callable[[str], None]
-) -> int:
-    """Start this number of engines and serve until stopped. Returns the exit code."""
+    engines: Engines, count: int, options: Options, settings: Settings, sock: socket, announce: Callable[[str], None],
+    watch: Callable[[], Coroutine[Any, Any, None]],
+) -> int:  # fmt: skip
+    """Start this number of engines and serve until stopped. Returns the exit code. `watch`: goes on meanwhile."""
 
     async def main() -> int:
+        watching = asyncio.create_task(watch())
         try:
             try:
                 await engines.start(count)
@@ -185,6 +201,7 @@ def run(
                 raise InputError(f"The engines cannot be started: {error}") from None
             return await serving(application(engines, options, settings), settings, sock, announce)
         finally:
+            watching.cancel()
             await engines.close()
 
     return asyncio.run(main())

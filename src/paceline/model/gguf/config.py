@@ -5,17 +5,17 @@ Architectures are data; the names of weights come from the `gguf` package's own 
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from paceline.core.errors import CheckpointError
-from paceline.model.family import Names
+from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL, Arch
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
 from paceline.model.read_spec import read_spec
-from paceline.model.spec import Layer, ModelSpec, Rope
+from paceline.model.spec import Delta, Layer, ModelSpec, Rope
 
 COMMON = {
     "embedding_length": "hidden_size",
@@ -25,19 +25,6 @@ COMMON = {
     "attention.head_count": "num_attention_heads",
 }
 """Numbers that every architecture must have, and what a config calls them."""
-NORM = {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
-LAYER_NORM = {"attention.layer_norm_epsilon": "layer_norm_eps"}
-GRANITE = {
-    **NORM,
-    "attention.scale": "attention_multiplier",
-    "embedding_scale": "embedding_multiplier",
-    "residual_scale": "residual_multiplier",
-    "logit_scale": "logits_scaling",
-}
-QWEN_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
-LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
-WINDOW_KEYS = {"attention.sliding_window": "sliding_window"}
-CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
 SILENT_KEYS = frozenset(("vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
                          "rope.dimension_sections"))  # fmt: skip
 """Keys that say nothing of a model's arithmetic beyond what its tensors and other keys do."""
@@ -56,116 +43,6 @@ USUAL_VALUES: dict[str, tuple[Any, ...]] = {
 MAX_NUMBER = 1e30
 MAX_SIZE = 1 << 24
 """No size of a model is larger: what is, is damage, and would be taken as memory."""
-
-
-@dataclass(frozen=True, slots=True)
-class Arch:
-    """`general.architecture`: its model type, and what of its metadata goes where."""
-
-    model_type: str
-    interleaved: bool = False
-    """Pairs that are rotated lie side by side, not half a head apart."""
-    floats: Mapping[str, str] = field(default_factory=lambda: NORM)
-    """Keys of numbers with a fraction, and fields of the config."""
-    whole: Mapping[str, str] = field(default_factory=dict)
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-    folded: bool = False
-    """Norm weights are stored with the family's offset already added."""
-    mixture: Mapping[str, str] = field(default_factory=dict)
-    """Keys of whole numbers that a mixture of experts must have; empty: it is none."""
-    flags: Mapping[str, str] = field(default_factory=dict)
-    """Keys that are true or false."""
-    score: int = 1
-    """`expert_gating_func`: 1, shares among all experts; 2, a sigmoid of each."""
-    names: Names | None = None
-    """Where not those of the family: the converter takes fused matrices apart."""
-
-
-ARCHITECTURES: dict[str, Arch] = {
-    "llama": Arch("llama", interleaved=True),
-    "qwen2": Arch("qwen2"),
-    "qwen3": Arch("qwen3"),
-    "phi3": Arch("phi3", whole=WINDOW_KEYS),
-    "gemma2": Arch("gemma2", floats={**NORM, **CAPS}, whole=WINDOW_KEYS, folded=True),
-    "gemma3": Arch("gemma3_text", floats={**NORM, **CAPS}, whole=WINDOW_KEYS, folded=True),
-    "gemma": Arch("gemma", fixed={"hidden_act": "gelu_pytorch_tanh"}, folded=True),
-    "smollm3": Arch("smollm3", interleaved=True),
-    "granite": Arch(
-        "granite",
-        interleaved=True,
-        floats=GRANITE,
-    ),
-    "seed_oss": Arch("seed_oss"),
-    "ernie4_5": Arch("ernie4_5", interleaved=True),
-    "glm4": Arch("glm4", interleaved=True),
-    "olmo2": Arch("olmo2"),
-    "exaone4": Arch("exaone4", whole=WINDOW_KEYS),
-    "cohere2": Arch(
-        "cohere2", interleaved=True, floats={**LAYER_NORM, "logit_scale": "logit_scale"}, whole=WINDOW_KEYS
-    ),
-    "starcoder2": Arch(
-        "starcoder2",
-        floats={"attention.layer_norm_epsilon": "norm_epsilon"},
-        fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
-    ),
-    "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
-    "qwen2moe": Arch(
-        "qwen2_moe",
-        fixed={"norm_topk_prob": False},
-        mixture={
-            **QWEN_EXPERTS,
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        },
-    ),
-    "qwen3moe": Arch(
-        "qwen3_moe",
-        fixed={"norm_topk_prob": True},
-        mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
-    ),
-    "olmoe": Arch("olmoe", fixed={"norm_topk_prob": False}, mixture=QWEN_EXPERTS),
-    "granitemoe": Arch(
-        "granitemoe",
-        interleaved=True,
-        floats=GRANITE,
-        mixture=LOCAL_EXPERTS,
-        names=Names(router="block_sparse_moe.router.layer"),
-    ),
-    "glm4moe": Arch(
-        "glm4_moe",
-        floats={**NORM, "expert_weights_scale": "routed_scaling_factor"},
-        whole={"expert_group_count": "n_group", "expert_group_used_count": "topk_group"},
-        flags={"expert_weights_norm": "norm_topk_prob"},
-        mixture={
-            "expert_count": "n_routed_experts",
-            "expert_used_count": "num_experts_per_tok",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "n_shared_experts",
-            "leading_dense_block_count": "first_k_dense_replace",
-        },
-        score=2,
-    ),
-    "ernie4_5-moe": Arch(
-        "ernie4_5_moe",
-        interleaved=True,
-        mixture={
-            "expert_count": "moe_num_experts",
-            "expert_used_count": "moe_k",
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_count": "moe_num_shared_experts",
-            "leading_dense_block_count": "moe_layer_start_index",
-            "interleave_moe_layer_step": "moe_layer_interval",
-        },
-    ),
-    "gpt-oss": Arch(
-        "gpt_oss",
-        whole=WINDOW_KEYS,
-        mixture={**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},
-        score=3,
-    ),
-}
-MIXTRAL = Arch("mixtral", interleaved=True, mixture=LOCAL_EXPERTS)
-"""What `llama` stands for where it has experts."""
 
 
 def arch_of(header: Header) -> Arch:
@@ -235,7 +112,11 @@ def config_of(header: Header) -> dict[str, Any]:
     arch, read = arch_of(header), ConfigReader(header)
     if read.raw("expert_count") and not arch.mixture:
         raise CheckpointError(f"{header.path} is a mixture of experts (MoE) of a kind that is not served.")
-    config: dict[str, Any] = {name: read.whole(key) for key, name in COMMON.items()}
+    config: dict[str, Any] = {name: read.whole(key) for key, name in {**common_of(arch, read), **arch.sizes}.items()}
+    if behind := whole_or_none(read, "nextn_predict_layers"):
+        config["num_hidden_layers"] -= behind
+        if config["num_hidden_layers"] < 1:
+            raise read.wrong("nextn_predict_layers", f"is {behind}, which leaves no layer")
     heads = config["num_attention_heads"]
     head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
     if read.whole("attention.value_length", head_dim) != head_dim:
@@ -263,10 +144,36 @@ def config_of(header: Header) -> dict[str, Any]:
         name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
     }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
+    config |= sliding_layers(read, config)
     config |= mixture_of(arch, read, config["num_hidden_layers"])
     config |= peculiar(header, config, read)
     read.refuse_unread()
     return config
+
+
+def sliding_layers(read: ConfigReader, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`layer_types`, where the file says which layers slide: by a flag for each, or all but each n-th."""
+    key, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
+    value = read.raw(key)
+    if value is None or config.get("sliding_window") is None:
+        return {}
+    flags = value.tolist() if isinstance(value, np.ndarray) else value
+    if type(flags) is int and flags > 0:
+        flags = [(index + 1) % flags != 0 for index in range(layers)]
+    if not isinstance(flags, list) or len(flags) < layers or not all(it in (0, 1) for it in flags):
+        raise read.wrong(key, f"is {str(value)[:40]}, but must be a flag for each of the {layers} layers")
+    return {"layer_types": ["sliding_attention" if it else "full_attention" for it in flags[:layers]]}
+
+
+def common_of(arch: Arch, read: ConfigReader) -> dict[str, str]:
+    """The keys of `COMMON` that this file must have: a mixture without dense parts may lack their width."""
+    absent = arch.mixture and read.raw("feed_forward_length") in (None, 0)
+    return {key: name for key, name in COMMON.items() if key != "feed_forward_length" or not absent}
+
+
+def whole_or_none(read: ConfigReader, key: str) -> int:
+    """A whole number, or 0 where the key is missing or 0."""
+    return 0 if read.raw(key) in (None, 0) else read.whole(key)
 
 
 def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
@@ -285,12 +192,13 @@ def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
         raise read.wrong(
             "expert_gating_func", f"is {str(score)[:20]}, a router that is not served here; {arch.score} is"
         )
+    if "expert_shared_feed_forward_length" not in arch.mixture:
+        wide = whole_or_none(read, "expert_shared_feed_forward_length")
+        each, count = (read.raw(f"expert_{key}") or 0 for key in ("feed_forward_length", "shared_count"))
+        if wide not in (0, each * count):
+            raise read.wrong("expert_shared_feed_forward_length", f"is {wide}, not {count} times {each}")
     if arch.model_type == "ernie4_5_moe":
         found["moe_layer_end_index"] = layers - 1
-    if read.raw("nextn_predict_layers"):
-        raise read.wrong(
-            "nextn_predict_layers", "names layers that predict further tokens; a file without them is served"
-        )
     return found
 
 
@@ -335,6 +243,13 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
+    if kind in ("qwen3_5_text", "qwen3_5_moe_text"):
+        heads, numbers = config["linear_num_value_heads"], config["value_numbers"]
+        if numbers % heads:
+            raise read.wrong("ssm.inner_size", f"is {numbers}, no multiple of the {heads} of ssm.time_step_rank")
+        return {"linear_value_head_dim": numbers // heads}
+    if kind == "exaone_moe":
+        return {} if "layer_types" in config else {"sliding_window_pattern": 4}
     if kind == "gpt_oss":
         return {"rope_parameters": {**params, "truncate": False}} if params["rope_type"] == "yarn" else {}
     if kind == "glm4_moe":
@@ -392,11 +307,18 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
     spec = read_spec(config, max_len)
     return replace(
         spec,
-        layers=stretched(header, spec.layers),
+        layers=in_turns(stretched(header, spec.layers)) if arch.tiled else stretched(header, spec.layers),
         norm_offset=0.0 if arch.folded else spec.norm_offset,
         qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
         out_bias="blk.0.attn_output.bias" in header.tensors,
         mlp_bias=any(f"blk.0.ffn_down{end}.bias" in header.tensors for end in ("", "_exps")),
+    )
+
+
+def in_turns(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Layers whose value heads lie in turns of the key heads."""
+    return tuple(
+        replace(it, mixer=replace(it.mixer, tiled=True)) if isinstance(it.mixer, Delta) else it for it in layers
     )
 
 

@@ -11,13 +11,27 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.model.families import FAMILIES
+from paceline.model.family import MTP_PREFIX
 from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Header, TensorEntry, read_header
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
 
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
+BLOCK_NAME = re.compile(r"blk\.(\d+)\.")
 SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
+NEXT_NAMES = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "shared_head_norm",
+    "embed_tokens": "embed_tokens",
+}
+"""Tensors `mtp.*` of a layer for further tokens, and what they are called below `blk.N.nextn.`."""
+DECAY, OFFSET, KERNEL = ".A_log", ".dt_bias", ".conv1d.weight"
+"""Ends of names of a recurrence's numbers: decay rates, which GGUF has as -exp(A), with what is added to their time,
+and kernels [channels, 1, length], which it has without the 1."""
 DECODED_WEIGHTS = 1 << 22
 """Weights that are decoded at once: about 40 MB of working memory."""
 CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -94,7 +108,16 @@ class GgufTensors:
         arch = arch_of(self.header)
         self.interleaved, self.renamed = arch.interleaved, arch.names
         architecture = self.header.metadata["general.architecture"]
-        self.names = names_of(architecture, self.header.metadata[f"{architecture}.block_count"])
+        self.blocks = self.header.metadata[f"{architecture}.block_count"]
+        self.layers = self.blocks - (self.header.metadata.get(f"{architecture}.nextn_predict_layers") or 0)
+        self.names = names_of(architecture, self.blocks)
+        family = FAMILIES[arch.model_type]
+        self.predicts = family.mtp and self.blocks == self.layers + 1
+        if self.predicts:
+            at, own = f"model.layers.{self.layers}.", MTP_PREFIX + "layers.0."
+            more = {own + name.removeprefix(at): it for name, it in self.names.items() if name.startswith(at)}
+            more |= {MTP_PREFIX + name: f"blk.{self.layers}.nextn.{it}" for name, it in NEXT_NAMES.items()}
+            self.names = {**self.names, **more}
         self.maps = {file: mapped(file) for file in parts_of(path)}
         self.taken: set[str] = set()
         self.read: list[TensorEntry] = []
@@ -105,6 +128,10 @@ class GgufTensors:
 
     def named(self, name: str) -> tuple[str, int | None]:
         """The file's name of a tensor, and the number of the part that is meant: experts lie one behind the other."""
+        if name.endswith(DECAY):
+            return self.names.get(name, name), None
+        if name.endswith(OFFSET):
+            return f"{self.names.get(name.replace(OFFSET, '.dt_proj'), name)}.bias", None
         if name in self.names:  # it has no end
             return f"{self.names[name]}.weight", None
         expert = EXPERT.fullmatch(name)
@@ -128,7 +155,8 @@ class GgufTensors:
         found = self.found(name)
         if found is None:
             raise CheckpointError(f"tensor {self.named(name)[0]} is missing from {self.path}; download it again.")
-        if found.shape == shape[1:] and shape[0] == 1:  # a matrix of one row
+        one_row = found.shape == shape[1:] and shape[0] == 1
+        if one_row or (name.endswith(KERNEL) and found.shape == (shape[0], *shape[2:])):
             found = replace(found, shape=shape)
         if found.shape != shape:
             raise CheckpointError(
@@ -150,7 +178,8 @@ class GgufTensors:
         if entry.kind in FLOAT_KINDS:
             kind = FLOAT_KINDS[entry.kind]
             aligned = raw if raw.data_ptr() % kind.itemsize == 0 else raw.clone()
-            return aligned.view(kind).view(shape).to(dtype or kind)
+            found = aligned.view(kind).view(shape)
+            return (torch.log(-found) if name.endswith(DECAY) else found).to(dtype or kind)
         out = torch.empty(shape, dtype=dtype or torch.float32)
         rows, lines = out.view(-1, shape[-1]), raw.view(-1, entry.bytes * shape[-1] // out.numel())
         step = max(1, DECODED_WEIGHTS // shape[-1])
@@ -187,8 +216,17 @@ class GgufTensors:
 
     def leftover(self) -> Iterator[str]:
         for name in self.header.tensors:
-            if name not in self.taken and name not in CONFIG_TENSORS:
+            if name not in self.taken and name not in CONFIG_TENSORS and not self.further(name):
                 yield name
+
+    def ahead(self) -> set[str]:
+        """Names of the tensors of a layer for further tokens (draft/mtp.py)."""
+        return {name for name in self.header.tensors if self.predicts and self.further(name)}
+
+    def further(self, name: str) -> bool:
+        """Does a tensor belong to the layers behind the last, which predict further tokens?"""
+        found = BLOCK_NAME.match(name)
+        return found is not None and self.layers <= int(found[1]) < self.blocks
 
     def says_nothing(self, name: str) -> bool:
         """Whether a tensor that nothing took is a bias of zeros alone."""
