@@ -4,9 +4,9 @@
         [--rounds 2] [--tokens 48] [--named model,ngram]
 
 One engine serves each load by every arm, in turns that change from round to round; seeds, texts and arrivals are equal.
-`auto` learns from its own steps alone. A ratio is seconds of plain decoding over those of the arm. The error of the account
-is what it says was saved, less the difference of the two times, as a share of the time of `auto`. Use an idle machine, or
-`--cpu`.
+`auto` learns from its own steps alone. A ratio is seconds of plain decoding over those of the arm. The error of the
+account is what it says was saved, less the difference of the two times, as a share of the time of `auto`. Use an idle
+machine, or `--cpu`.
 """
 
 import argparse

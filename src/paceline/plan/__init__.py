@@ -97,7 +97,8 @@ class StepDecision:
         """Is reading a text with this group for `seconds` worth it, where `left` tokens may still come? It is if the
         expected gain pays for it; if only the best one does for the share `hope` of the seconds, one request reads, as
         far as there is room. Where it is only hoped that there is, there must be as much again, for the tries that it
-        reads for. The first token comes with the prompt, whoever drafts. The same question has the same answer throughout a step."""
+        reads for. The first token comes with the prompt, whoever drafts. The same question has the same answer
+        throughout a step."""
         if group not in self.gain:
             return True
         if (answer := self.answers.get((request, group))) is None:
