@@ -88,6 +88,8 @@ class Goodput(LengthPolicy):
     fixed: FixedLength = field(default_factory=lambda: FixedLength(lambda request, drafter: request.left - 1))
     patience: float = 0.0
     """Seconds that a step of more than one pass may take."""
+    live: Callable[[], int] = lambda: 0
+    """As of `Basis`."""
     arms: dict[str, Arm] = field(default_factory=dict)
     beliefs: Beliefs = field(default_factory=Beliefs)
     apart: dict[str, Beliefs] = field(default_factory=dict)
@@ -345,10 +347,11 @@ class Goodput(LengthPolicy):
 
     def _gain(self, requests: Sequence[Request]) -> dict[str, tuple[float, float]]:
         """For each K/V group, the seconds that its best drafter saves for each token of one of these requests, as
-        expected and at its upper bound."""
-        n = len(requests)
+        expected and at its upper bound. They are priced together with those whose prompts are still being read."""
+        n = max(len(requests), self.live())
         found = self._gains.get(n)
-        if not n or (found is not None and self.step - found[0] < AGAIN):
+        requests = [*requests, *requests[:1] * (n - len(requests))]
+        if not requests or (found is not None and self.step - found[0] < AGAIN):
             return found[1] if found else {}
         out: dict[str, tuple[float, float]] = {}
         base = Work.of([(1, len(requests[0].tokens), 1)] * n)
@@ -476,7 +479,7 @@ class Goodput(LengthPolicy):
 def goodput(basis: Basis) -> LengthPolicy:
     """The default."""
     fixed = FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.level_cost, basis.times)
-    made = Goodput(basis.times, basis.limit, fixed, basis.patience)
+    made = Goodput(basis.times, basis.limit, fixed, basis.patience, basis.live)
     if basis.known is not None:
         made.beliefs.recall(basis.known["beliefs"])
     return made
