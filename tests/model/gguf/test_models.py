@@ -45,6 +45,7 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
 
 
+LATENT_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "smollm3": {"no_rope_layer_interval": 4, "layers": 5},
@@ -75,6 +76,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "routed_scaling_factor": 1.0},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "falcon_h1": {},
+    "deepseek_v2": {"attention_bias": False, "n_group": 4},
+    "deepseek_v3": {"rope_parameters": {**LATENT_YARN, "mscale": 0.8, "mscale_all_dim": 0.8}},
+    "glm4_moe_lite": {"attention_bias": False, "layers": 3},
+    "youtu": {},
 }
 """What GGUF cannot say is as llama.cpp has it."""
 
@@ -88,11 +93,11 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tried() -> None:
-    from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
+    from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
-    tried |= {"qwen3_vl_text", "qwen3_vl_moe_text"}
-    assert tried == {arch.model_type for arch in (*ARCHITECTURES.values(), MIXTRAL)}
+    tried = (tried | {"qwen3_vl_text", "qwen3_vl_moe_text"}) - {"glm4_moe_lite"}  # it is read as deepseek_v3
+    assert tried == {arch.model_type for arch in (*ARCHITECTURES.values(), MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)}
 
 
 def test_gemma3(tmp_path: Path) -> None:
@@ -290,3 +295,30 @@ def test_the_text_of_models_that_read_pictures(arch: str, tmp_path: Path, monkey
     monkeypatch.setitem(KINDS, family, arch)
     file = write_gguf(tmp_path / "model.gguf", path, **{f"{arch}__rope__dimension_sections": [24, 20, 20, 0]})
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_latent_files_of_two_ages(tmp_path: Path) -> None:
+    """Older files have keys and values of a latent vector in one matrix; a width that fits neither age is named."""
+    path = tiny_checkpoint(tmp_path, "youtu", vocab=96, layers=2, with_tokenizer=False)
+    expected, file = Oracle(path).logits(text(1)), tmp_path / "model.gguf"
+    older = {
+        "deepseek2.attention.key_length_mla": None,
+        "deepseek2.attention.value_length_mla": None,
+        "deepseek2.attention.key_length": 20,
+        "deepseek2.attention.value_length": 10,
+        "deepseek2.attention.head_count_kv": 4,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.model.gguf.files.apart", lambda config, weights: weights)
+        write_gguf(file, path, **older)
+    torch.testing.assert_close(logits(file, text(1)), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    for key, value, told in (
+        ("attention.key_length", 25, "is not 24, as latent keys"),
+        ("attention.kv_lora_rank", 12, "rank of 16"),
+        ("expert_shared_count", 1, "the model has no experts"),
+        ("leading_dense_block_count", 1, "not the number of layers"),
+        ("rope.scaling.yarn_log_multiplier", 0.1, "no YaRN"),
+    ):
+        write_gguf(tmp_path / f"{key}.gguf", path, **{f"deepseek2.{key}": value})
+        with pytest.raises(CheckpointError, match=told):
+            read_config(tmp_path / f"{key}.gguf")

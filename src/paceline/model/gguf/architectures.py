@@ -46,6 +46,8 @@ class Arch:
     """Keys of whole numbers that every file must have."""
     keyless: str = ""
     """What `layer_types` calls layers that have no heads of keys (`attention.head_count_kv` is 0)."""
+    latent: bool = False
+    """Keys and values are made of a latent vector."""
     tiled: bool = False
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
@@ -216,6 +218,15 @@ ARCHITECTURES: dict[str, Arch] = {
         keyless="linear_attention",
     ),
     "falcon-h1": Arch("falcon_h1", sizes=MAMBA_SIZES, fixed=UNSCALED),
+    "deepseek2": Arch(
+        "deepseek_v3",
+        latent=True,
+        floats={**NORM, **ROUTER_SCALE},
+        whole=ROUTER_GROUPS,
+        flags=ROUTER_NORM,
+        mixture=DEEPSEEK_ROUTER,
+        score=2,
+    ),
     "jais2": Arch("jais2", floats=LAYER_NORM, fixed={"hidden_act": "relu2"}),
     "ernie4_5-moe": Arch(
         "ernie4_5_moe",
@@ -236,5 +247,15 @@ ARCHITECTURES: dict[str, Arch] = {
         score=3,
     ),
 }
+DENSE_LATENT = Arch("youtu", latent=True)
+SOFTMAX_LATENT = Arch(
+    "deepseek_v2",
+    latent=True,
+    floats={**NORM, **ROUTER_SCALE},
+    whole=ROUTER_GROUPS,
+    flags=ROUTER_NORM,
+    mixture=DEEPSEEK_ROUTER,
+)
+"""What `deepseek2` stands for without experts, and with experts that are chosen by shares among all."""
 MIXTRAL = Arch("mixtral", interleaved=True, mixture=LOCAL_EXPERTS)
 """What `llama` stands for where it has experts."""

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import CheckpointError
-from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL, Arch
+from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, Arch
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
 from paceline.model.read_spec import read_spec
@@ -52,7 +52,12 @@ def arch_of(header: Header) -> Arch:
         raise CheckpointError(
             f"{header.path} is {shown}, which is not served; supported architectures are {', '.join(ARCHITECTURES)}."
         )
-    return MIXTRAL if name == "llama" and header.metadata.get("llama.expert_count") else ARCHITECTURES[name]
+    experts, score = (header.metadata.get(f"{name}.{key}") for key in ("expert_count", "expert_gating_func"))
+    if name == "deepseek2" and not experts:
+        return DENSE_LATENT
+    if name == "deepseek2" and score in (None, 0, 1):
+        return SOFTMAX_LATENT
+    return MIXTRAL if name == "llama" and experts else ARCHITECTURES[name]
 
 
 class ConfigReader:
@@ -118,24 +123,19 @@ def config_of(header: Header) -> dict[str, Any]:
         if config["num_hidden_layers"] < 1:
             raise read.wrong("nextn_predict_layers", f"is {behind}, which leaves no layer")
     heads = config["num_attention_heads"]
+    if arch.latent:
+        return latent_config(header, arch, read, config)
     head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
     if read.whole("attention.value_length", head_dim) != head_dim:
         raise read.wrong("attention.value_length", f"is not {head_dim}, the length of a key, which is not served")
     rotated, (kv, keyless) = read.whole("rope.dimension_count", head_dim), key_heads(arch, read, heads)
     if rotated > head_dim or rotated % 2 or heads % kv:
         raise read.wrong("attention", f"has {heads} heads, {kv} for keys, of {head_dim}, {rotated} of them rotated")
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{header.path} has no matrix token_embd.weight; download it again.")
-    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
     config |= {
+        **vocabulary_of(header),
         "model_type": arch.model_type,
         "num_key_value_heads": kv,
         "head_dim": head_dim,
-        "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "pad_token_id": None,
-        "eos_token_id": eos if type(eos) is int and 0 <= eos < embedding.shape[0] else None,
         "rope_parameters": rope_of(read, rotated / head_dim),
         "partial_rotary_factor": rotated / head_dim,
         **arch.fixed,
@@ -149,6 +149,78 @@ def config_of(header: Header) -> dict[str, Any]:
         config["layer_types"] = [arch.keyless if it else "full_attention" for it in keyless]
     config |= mixture_of(arch, read, config["num_hidden_layers"])
     config |= peculiar(header, config, read)
+    read.refuse_unread()
+    return config
+
+
+def vocabulary_of(header: Header) -> dict[str, Any]:
+    """The fields about tokens."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{header.path} has no matrix token_embd.weight; download it again.")
+    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
+    return {
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "pad_token_id": None,
+        "eos_token_id": eos if type(eos) is int and 0 <= eos < embedding.shape[0] else None,
+    }
+
+
+def latent_config(header: Header, arch: Arch, read: ConfigReader, config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a model whose keys and values are made of a latent vector (MLA). Newer files have one head of keys,
+    as wide as that vector and what is rotated, and the widths of the heads that are made of it under names of their
+    own."""
+    heads, rotated, rank = config["num_attention_heads"], read.whole("rope.dimension_count"), 0
+    if (absorbed := read.raw("attention.key_length_mla")) is not None:
+        width, value = read.whole("attention.key_length_mla"), read.whole("attention.value_length_mla")
+        rank = read.whole("attention.value_length")
+    else:
+        width, value = read.whole("attention.key_length"), read.whole("attention.value_length")
+    of_keys = {"attention.key_length": width if absorbed is None else rank + rotated,
+               "attention.head_count_kv": heads if absorbed is None else 1}  # fmt: skip
+    for key, expected in of_keys.items():
+        if read.whole(key) != expected:
+            raise read.wrong(key, f"is not {expected}, as latent keys and values have it")
+    if width <= rotated or rank not in (0, read.whole("attention.kv_lora_rank")):
+        raise read.wrong("attention", f"has heads of {width}, {rotated} of them rotated, and a rank of {rank}")
+    params = rope_of(read, 1.0)
+    every = read.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if every and params["rope_type"] == "yarn":
+        params |= {"mscale": 10 * every, "mscale_all_dim": 10 * every}  # the two are the same in all that is published
+    elif every:
+        raise read.wrong("rope.scaling.yarn_log_multiplier", "is there, but the rotation is no YaRN")
+    config |= {
+        **vocabulary_of(header),
+        "model_type": arch.model_type,
+        "num_key_value_heads": heads,
+        "kv_lora_rank": read.whole("attention.kv_lora_rank"),
+        "q_lora_rank": whole_or_none(read, "attention.q_lora_rank") or None,
+        "qk_nope_head_dim": width - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value,
+        "rope_parameters": params,
+    }
+    for key, name in arch.floats.items():
+        if "epsilon" in key or read.raw(key) is not None:
+            config[name] = read.number(key)
+    config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
+    config |= mixture_of(arch, read, config["num_hidden_layers"])
+    if arch.model_type == "deepseek_v2":
+        config["topk_method"] = "group_limited_greedy" if config.get("n_group", 1) > 1 else "greedy"
+        config.setdefault("n_group", 1)
+        config.setdefault("topk_group", 1)
+    elif arch.mixture:
+        config.setdefault("norm_topk_prob", False)
+        config.setdefault("n_group", 1)
+        config.setdefault("topk_group", 1)
+    if not arch.mixture:
+        for key in ("expert_count", "expert_used_count", "expert_shared_count"):
+            if whole_or_none(read, key):
+                raise read.wrong(key, "is there, but the model has no experts")
+        read.raw("expert_feed_forward_length")  # written, whether there are experts or not
+        if whole_or_none(read, "leading_dense_block_count") not in (0, config["num_hidden_layers"]):
+            raise read.wrong("leading_dense_block_count", "is not the number of layers, but there are no experts")
     read.refuse_unread()
     return config
 

@@ -30,6 +30,7 @@ NEXT_NAMES = {
     "embed_tokens": "embed_tokens",
 }
 """Tensors `mtp.*` of a layer for further tokens, and what they are called below `blk.N.nextn.`."""
+LATENT_MATRIX = ".kv_b_proj.weight"
 DECAY, OFFSET, THROUGH, SPREAD_NORM = ".A_log", ".dt_bias", ".D", "mamba.norm.weight"
 """Ends of names of a recurrence's numbers: decay rates, which GGUF has as -exp(A); what is added to time steps; factors
 of what passes by the state; a norm."""
@@ -182,6 +183,8 @@ class GgufTensors:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor as floats: float32, or `dtype`, rounded once."""
+        if name.endswith(LATENT_MATRIX) and self.found(name) is None:
+            return self.from_latent(name, shape, dtype)
         entry = self.entry(name, shape)
         raw = self.raw(entry)
         if entry.kind in FLOAT_KINDS:
@@ -195,6 +198,18 @@ class GgufTensors:
         for into, bytes_ in zip(torch.split(rows, step), torch.split(lines, step)):
             into.copy_(decode(bytes_.reshape(-1), entry.kind, *into.shape).floats())
         return out
+
+    def from_latent(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        """What makes keys and values of a latent vector: by head, rows of keys and then of values. The file has each in
+        a tensor of its own, those of keys transposed."""
+        keys, values = (name.replace("kv_b_proj", f"{it}_b_proj") for it in "kv")
+        place = self.found(values)
+        if place is None or len(place.shape) != 3:
+            raise CheckpointError(f"tensor {self.named(values)[0]} is missing from {self.path}; download it again.")
+        heads, width, rank = place.shape
+        of_values = self.take(values, place.shape, dtype)
+        of_keys = self.take(keys, (heads, rank, shape[0] // heads - width), dtype)
+        return torch.cat((of_keys.transpose(1, 2), of_values), 1).reshape(shape)
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
