@@ -127,6 +127,8 @@ class GgufTensors:
             self.names = {**self.names, **more}
         self.maps = {file: mapped(file) for file in parts_of(path)}
         self.taken: set[str] = set()
+        self.experts: dict[str, int] = {}
+        """How many experts were taken of a tensor that holds several."""
         self.read: list[TensorEntry] = []
 
     @property
@@ -172,6 +174,8 @@ class GgufTensors:
                 f"tensor {found.name} in {found.file} has shape {found.shape} where the metadata imply {shape}; "
                 "the file is damaged or made by a broken converter."
             )
+        if (number := self.named(name)[1]) is not None:
+            self.experts[found.name] = max(self.experts.get(found.name, 0), number + 1)
         self.taken.add(found.name)
         self.read.append(found)
         return found
@@ -224,6 +228,9 @@ class GgufTensors:
         self.read.clear()
 
     def leftover(self) -> Iterator[str]:
+        for name, count in self.experts.items():
+            if self.place[name].shape[0] > count:
+                yield f"{name}, expert {count}"
         for name in self.header.tensors:
             if name not in self.taken and name not in CONFIG_TENSORS and not self.further(name):
                 yield name
