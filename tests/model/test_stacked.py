@@ -91,7 +91,9 @@ def test_an_expert_too_many_in_gguf(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "qwen3_moe", vocab=96, layers=1, with_tokenizer=False, decoder_sparse_step=1,
                            norm_topk_prob=True)  # fmt: skip
     weights = load_file(path / "model.safetensors")
-    more = {name.replace("experts.5.", "experts.6."): it.clone() for name, it in weights.items() if "experts.5." in name}
+    more = {
+        name.replace("experts.5.", "experts.6."): it.clone() for name, it in weights.items() if "experts.5." in name
+    }
     put(path, weights | more)
     with pytest.raises(CheckpointError, match="expert 6"):
         load_model(write_gguf(tmp_path / "model.gguf", path), dtype="float32", cache=False)
