@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
-from paceline.model.gguf.config import arch_of
+from paceline.model.gguf.config import ConfigReader, arch_of, whole_or_none
 from paceline.model.gguf.header import Header, TensorEntry, read_header
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
@@ -62,7 +62,7 @@ def load_header(path: Path) -> Header:
 def merged(files: tuple[tuple[Path, int, int, int], ...]) -> Header:
     first, *others = [read_header(file) for file, *_ in files]
     count = first.metadata.get("split.count", 1)
-    if count > 1 and count != len(files):
+    if not isinstance(count, int) or (count > 1 and count != len(files)):
         raise CheckpointError(
             f"{first.path} is a part of {count}, but its name does not end in -00001-of-{count:05}.gguf; give the "
             "parts their names back."
@@ -114,9 +114,9 @@ class GgufTensors:
         self.path, self.header = path, load_header(path)
         arch = arch_of(self.header)
         self.interleaved, self.renamed = arch.interleaved, arch.names
-        architecture = self.header.metadata["general.architecture"]
-        self.blocks = self.header.metadata[f"{architecture}.block_count"]
-        self.layers = self.blocks - (self.header.metadata.get(f"{architecture}.nextn_predict_layers") or 0)
+        architecture, read = self.header.metadata["general.architecture"], ConfigReader(self.header)
+        self.blocks = read.whole("block_count")
+        self.layers = self.blocks - whole_or_none(read, "nextn_predict_layers")
         self.names = names_of(architecture, self.blocks)
         family = FAMILIES[arch.model_type]
         self.predicts = family.mtp and self.blocks == self.layers + 1
