@@ -47,15 +47,16 @@ MAX_SIZE = 1 << 24
 
 def arch_of(header: Header) -> Arch:
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = f"of architecture {str(name)[:40]!r}" if name is not None else "without general.architecture"
         raise CheckpointError(
             f"{header.path} is {shown}, which is not served; supported architectures are {', '.join(ARCHITECTURES)}."
         )
-    experts, score = (header.metadata.get(f"{name}.{key}") for key in ("expert_count", "expert_gating_func"))
+    found = (header.metadata.get(f"{name}.{key}") for key in ("expert_count", "expert_gating_func"))
+    experts, score = (it if isinstance(it, int) else 0 for it in found)
     if name == "deepseek2" and not experts:
         return DENSE_LATENT
-    if name == "deepseek2" and score in (None, 0, 1):
+    if name == "deepseek2" and score in (0, 1):
         return SOFTMAX_LATENT
     return MIXTRAL if name == "llama" and experts else ARCHITECTURES[name]
 
@@ -70,9 +71,16 @@ class ConfigReader:
     def wrong(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.prefix}{key} in {self.header.path} {what}; convert the model again.")
 
-    def raw(self, key: str) -> Any:
+    def raw(self, key: str, many: bool = False) -> Any:
+        """Any value; of a list, unless `many` are wanted, the one number that all layers share."""
         self.seen.add(key)
-        return self.header.metadata.get(self.prefix + key)
+        value = self.header.metadata.get(self.prefix + key)
+        if many or not isinstance(value, np.ndarray | list):
+            return value
+        each = value.tolist() if isinstance(value, np.ndarray) else value
+        if len({*map(str, each)}) != 1:
+            raise self.wrong(key, "differs from layer to layer, which is not served")
+        return each[0]
 
     def refuse_unread(self) -> None:
         """CheckpointError for a key of the architecture that nothing has read and that may say something."""
@@ -84,10 +92,6 @@ class ConfigReader:
     def whole(self, key: str, default: int | None = None) -> int:
         """A number above 0 that all layers share."""
         value = self.raw(key)
-        if isinstance(value, np.ndarray):
-            if len({*value.tolist()}) != 1:
-                raise self.wrong(key, "differs from layer to layer, which is not served")
-            value = value.tolist()[0]
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
@@ -109,7 +113,7 @@ class ConfigReader:
 
 def says_nothing(key: str, value: Any) -> bool:
     """Whether a key has the value that stands for what is computed anyway."""
-    return key in USUAL_VALUES and value in USUAL_VALUES[key]
+    return key in USUAL_VALUES and not isinstance(value, np.ndarray | list) and value in USUAL_VALUES[key]
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -228,7 +232,7 @@ def latent_config(header: Header, arch: Arch, read: ConfigReader, config: dict[s
 def key_heads(arch: Arch, read: ConfigReader, heads: int) -> tuple[int, list[bool]]:
     """How many heads of keys the layers that attend have, and which have none; empty: all attend."""
     key = "attention.head_count_kv"
-    value = read.raw(key)
+    value = read.raw(key, many=bool(arch.keyless))
     if not arch.keyless or not isinstance(value, np.ndarray):
         return read.whole(key, heads), []
     some = {int(it) for it in value.tolist()} - {0}
@@ -240,7 +244,7 @@ def key_heads(arch: Arch, read: ConfigReader, heads: int) -> tuple[int, list[boo
 def sliding_layers(read: ConfigReader, config: Mapping[str, Any]) -> dict[str, Any]:
     """`layer_types`, where the file says which layers slide: by a flag for each, or all but each n-th."""
     key, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
-    value = read.raw(key)
+    value = read.raw(key, many=True)
     if value is None or config.get("sliding_window") is None:
         return {}
     flags = value.tolist() if isinstance(value, np.ndarray) else value
@@ -345,6 +349,8 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             shared = whole_or_none(read, "expert_shared_feed_forward_length") or config["intermediate_size"]
             own |= {"shared_intermediate_size": shared, "num_local_experts": config.get("num_local_experts", 0)}
             turned = read.raw("rope.scaling.finetuned")
+            if turned not in (None, False, True):
+                raise read.wrong("rope.scaling.finetuned", f"is {str(turned)[:40]}, but must be true or false")
             own["position_embedding_type"] = "rope" if turned else "nope"
         return own
     if kind == "lfm2_moe":

@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
-from paceline.model.gguf.config import arch_of
+from paceline.model.gguf.config import ConfigReader, arch_of, whole_or_none
 from paceline.model.gguf.header import Header, TensorEntry, read_header
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
@@ -63,7 +63,7 @@ def load_header(path: Path) -> Header:
 def merged(files: tuple[tuple[Path, int, int, int], ...]) -> Header:
     first, *others = [read_header(file) for file, *_ in files]
     count = first.metadata.get("split.count", 1)
-    if count > 1 and count != len(files):
+    if not isinstance(count, int) or (count > 1 and count != len(files)):
         raise CheckpointError(
             f"{first.path} is a part of {count}, but its name does not end in -00001-of-{count:05}.gguf; give the "
             "parts their names back."
@@ -115,9 +115,9 @@ class GgufTensors:
         self.path, self.header = path, load_header(path)
         arch = arch_of(self.header)
         self.interleaved, self.renamed = arch.interleaved, arch.names
-        architecture = self.header.metadata["general.architecture"]
-        self.blocks = self.header.metadata[f"{architecture}.block_count"]
-        self.layers = self.blocks - (self.header.metadata.get(f"{architecture}.nextn_predict_layers") or 0)
+        architecture, read = self.header.metadata["general.architecture"], ConfigReader(self.header)
+        self.blocks = read.whole("block_count")
+        self.layers = self.blocks - whole_or_none(read, "nextn_predict_layers")
         self.names = names_of(architecture, self.blocks)
         family = FAMILIES[arch.model_type]
         self.predicts = family.mtp and self.blocks == self.layers + 1
@@ -128,6 +128,8 @@ class GgufTensors:
             self.names = {**self.names, **more}
         self.maps = {file: mapped(file) for file in parts_of(path)}
         self.taken: set[str] = set()
+        self.experts: dict[str, int] = {}
+        """How many experts were taken of a tensor that holds several."""
         self.read: list[TensorEntry] = []
 
     @property
@@ -173,6 +175,8 @@ class GgufTensors:
                 f"tensor {found.name} in {found.file} has shape {found.shape} where the metadata imply {shape}; "
                 "the file is damaged or made by a broken converter."
             )
+        if (number := self.named(name)[1]) is not None:
+            self.experts[found.name] = max(self.experts.get(found.name, 0), number + 1)
         self.taken.add(found.name)
         self.read.append(found)
         return found
@@ -239,6 +243,9 @@ class GgufTensors:
         self.read.clear()
 
     def leftover(self) -> Iterator[str]:
+        for name, count in self.experts.items():
+            if self.place[name].shape[0] > count:
+                yield f"{name}, expert {count}"
         for name in self.header.tensors:
             if name not in self.taken and name not in CONFIG_TENSORS and not self.further(name):
                 yield name
