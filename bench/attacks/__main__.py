@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from bench.attacks import boxes, remote
 from bench.attacks.process import Started, started
-from bench.attacks.wire import Bystander, post
+from bench.attacks.wire import Bystander, Hurt, post
 
 MINE, THEIRS, ROUTER = "client-key-0123", "attacker-key-4567", "router-key-8901"
 MOST_WAIT_S, MOST_GROWTH_MB = 1.0, 100.0
@@ -38,7 +38,11 @@ def run(where: str, url: str, processes: Sequence[Started], attacks: Sequence[re
             bystander.take()
             before = sum(each.resident_mb for each in processes)
             began = time.monotonic()
-            said = attack(url, THEIRS)
+            hurt = False
+            try:
+                said = attack(url, THEIRS)
+            except Hurt as error:
+                hurt, said = True, str(error)
             wait, count, bad = bystander.take()
             seconds = time.monotonic() - began
             time.sleep(SETTLE_S)
@@ -50,7 +54,7 @@ def run(where: str, url: str, processes: Sequence[Started], attacks: Sequence[re
                 f"{bad + worse} failed, grew {more:+6.0f} MB, {len(died)} died  [{said}]",
                 flush=True,
             )
-            if died or bad + worse or max(wait, late) > MOST_WAIT_S or more > MOST_GROWTH_MB:
+            if hurt or died or bad + worse or max(wait, late) > MOST_WAIT_S or more > MOST_GROWTH_MB:
                 print(f"{where:6} {attack.__name__}: beyond its limits", flush=True)
                 good = False
     finally:

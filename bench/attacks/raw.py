@@ -1,27 +1,32 @@
 """What one client sends that is no plain HTTP: requests behind requests, heads and bodies without an end, odd framing.
 Each attack ends by itself within some seconds."""
 
+import http.client
 import json
 import resource
 import selectors
 import socket
+import struct
 import time
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import suppress
 from urllib.parse import urlsplit
 
-from bench.attacks.wire import TIMEOUT_S, opened
+from bench.attacks.wire import TIMEOUT_S, Hurt, opened
 
 STREAM = json.dumps({"prompt": "One", "max_tokens": 2000, "stream": True, "ignore_eos": True}).encode()
 SHORT = json.dumps({"prompt": "One", "max_tokens": 1}).encode()
 FLOOD_S = 4.0
 CONNECTIONS = 10_000
+NEIGHBOUR = "127.0.0.2"
+"""Another address of this machine's own, on Linux."""
 
 
-def connected(url: str, timeout: float = TIMEOUT_S) -> socket.socket:
+def connected(url: str, timeout: float = TIMEOUT_S, of: str = "") -> socket.socket:
+    """A connection, from the address `of`."""
     parts = urlsplit(url)
-    return socket.create_connection((parts.hostname or "", parts.port or 80), timeout=timeout)
+    return socket.create_connection((parts.hostname or "", parts.port or 80), timeout, (of, 0) if of else None)
 
 
 def head(key: str, line: str = "POST /v1/completions", *fields: str) -> bytes:
@@ -55,12 +60,12 @@ def flood(held: Sequence[socket.socket], what: bytes, seconds: float = FLOOD_S) 
     return f"{sent / 2**20:.0f} MB, {closed} of {len(held)} closed"
 
 
-def opening(url: str, count: int, first: bytes) -> list[socket.socket]:
+def opening(url: str, count: int, first: bytes, of: str = "") -> list[socket.socket]:
     """So many connections that have brought this."""
     made = []
     for _ in range(count):
         with suppress(OSError):
-            each = connected(url)
+            each = connected(url, of=of)
             each.sendall(first)
             made.append(each)
     return made
@@ -189,17 +194,70 @@ def odd(url: str, key: str) -> str:
     return " ".join(f"{count}x{each}" for each, count in sorted(counts.items())) + f", slowest {slow:.2f} s"
 
 
-def idle(url: str, key: str) -> str:
-    """Connections that bring nothing, or half a head, or stay after an answer; as many as files may be opened."""
+def many_files() -> int:
+    """Connections that this process may open, CONNECTIONS at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = min(CONNECTIONS + 200, hard) if hard != resource.RLIM_INFINITY else CONNECTIONS + 200
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, most), hard))
+    return min(CONNECTIONS, most - 200)
+
+
+def idle(url: str, key: str) -> str:
+    """Connections that bring nothing, or half a head, or stay after an answer; as many as files may be opened."""
     firsts = (b"", b"GET /v1/", head(key, "GET /health"))
-    held = [one for i in range(min(CONNECTIONS, most - 200)) for one in opening(url, 1, firsts[i % 3])]
+    held = [one for i in range(many_files()) for one in opening(url, 1, firsts[i % 3])]
     time.sleep(2)
     for each in held:
         each.close()
     return f"{len(held)} connections"
+
+
+def neighbours(url: str, key: str) -> str:
+    """The same from one address, beside connections that another address keeps between two requests. Raises Hurt if one
+    of those is ended."""
+    asked = head(key, "GET /v1/models")
+
+    def answered_on(one: socket.socket) -> bool:
+        with suppress(OSError, http.client.HTTPException), http.client.HTTPResponse(one) as answer:
+            one.sendall(asked)
+            answer.begin()
+            answer.read()
+            return answer.status == 200
+        return False
+
+    kept = opening(url, 50, b"")
+    began = time.monotonic()
+    good = [answered_on(each) for each in kept]
+    firsts = (b"", b"GET /v1/", head(key, "GET /health"))
+    held = []
+    for i in range(many_files() - len(kept)):
+        held += opening(url, 1, firsts[i % 3], NEIGHBOUR)
+        if not i % 100 and time.monotonic() - began > 2:  # before the server ends what is idle
+            began = time.monotonic()
+            good = [answered_on(each) and fine for each, fine in zip(kept, good, strict=True)]
+    good = [answered_on(each) and fine for each, fine in zip(kept, good, strict=True)]
+    for each in (*kept, *held):
+        each.close()
+    if not all(good):
+        raise Hurt(f"{len(good) - sum(good)} of {len(good)} connections were ended")
+    return f"{len(held)} connections, {sum(good)} of {len(good)} kept"
+
+
+def brief(url: str, key: str) -> str:
+    """Connections that end as soon as they are there, 64 at a time; every other with a reset."""
+    parts = urlsplit(url)
+    place, end, count = (parts.hostname or "", parts.port or 80), time.monotonic() + FLOOD_S, 0
+    while time.monotonic() < end:
+        held = [socket.socket() for _ in range(64)]
+        for each in held:
+            each.setblocking(False)
+            each.connect_ex(place)
+        for i, each in enumerate(held):
+            if i % 2:
+                each.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            each.close()
+        count += len(held)
+    return f"{count / FLOOD_S:.0f} connections a second"
 
 
 def slow(url: str, key: str) -> str:

@@ -245,7 +245,9 @@ def huge(url: str, key: str) -> str:
     return told([post(url, "/v1/completions", b"x" * 9_000_000, key) for _ in range(8)])
 
 
-RAW: tuple[Attack, ...] = (raw.pipelined, raw.behind, raw.trailers, raw.crumbs, raw.odd, raw.idle, raw.slow)
+RAW: tuple[Attack, ...] = (
+    raw.pipelined, raw.behind, raw.trailers, raw.crumbs, raw.odd, raw.idle, raw.neighbours, raw.brief, raw.slow,
+)  # fmt: skip
 SERVED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads, flood,
     streams, huge, *RAW,

@@ -14,6 +14,10 @@ EVERY_S = 0.1
 TIMEOUT_S = 30.0
 
 
+class Hurt(Exception):
+    """What an attack did to somebody else."""
+
+
 def post(url: str, path: str, body: bytes | dict[str, Any], key: str, **headers: str) -> tuple[int, bytes]:
     """(status, body) of the answer; 0 and the reason where there is none."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()

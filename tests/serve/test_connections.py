@@ -4,8 +4,12 @@ in very many pieces. Each is refused or takes its turn; the request before it is
 import asyncio
 import json
 import socket
+import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from random import Random
 from types import SimpleNamespace
 
 import pytest
@@ -20,8 +24,10 @@ from paceline.serve.connections import (
     MAX_PIPELINED,
     SlowLane,
     protocol,
+    share_of_address,
     unended,
 )
+from paceline.serve.places import Places
 from paceline.serve.run import config
 from paceline.serve.settings import Settings
 from tests.serve.process import threaded
@@ -201,3 +207,88 @@ def test_who_reads_nothing_of_an_answer_is_cut_off() -> None:
     for before, what in ((20, ([], [10])), (10, ([], [10, 5])), (5, ([True], [10, 5])), (5, ([True], [10, 5]))):
         made._read_on(before)  # type: ignore[attr-defined]
         assert (ended, later) == what
+
+
+@contextmanager
+def from_address(url: str, address: str, count: int, first: bytes = b"") -> Iterator[list[socket.socket]]:
+    """So many connections from one of this machine's own addresses."""
+    port = int(url.rsplit(":", 1)[1])
+    held = []
+    try:
+        for _ in range(count):
+            held.append(socket.create_connection(("127.0.0.1", port), 20, (address, 0)))
+            with suppress(OSError):  # it may have been ended at once
+                held[-1].sendall(first)
+        yield held
+    finally:
+        for each in held:
+            each.close()
+
+
+def kept(sock: socket.socket) -> bool:
+    """Is this connection, which was answered before, answered again?"""
+    with suppress(OSError):
+        sock.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        data = b""
+        while b"}" not in data and (more := sock.recv(1000)):
+            data += more
+        return data.startswith(b"HTTP/1.1 200")
+    return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="All of 127.0.0.0/8 is this machine on Linux alone")
+@pytest.mark.parametrize("first", [b"", b"GET /v1/", CHUNKED], ids=["nothing", "half a head", "half a body"])
+def test_connections_of_one_address_push_out_none_of_another(engine: AsyncLLM, first: bytes) -> None:
+    settings = Settings(max_connections=12, head_timeout=30.0, body_timeout=30.0)
+    with threaded(engine, settings) as (url, _), from_address(url, "127.0.0.1", 4) as mine:
+        assert all(map(kept, mine))
+        with from_address(url, "127.0.0.2", 40, first) as theirs:
+            assert all(map(kept, mine)), "their share is half"
+            with from_address(url, "127.0.0.1", 2) as more:
+                assert all(map(kept, more))
+            theirs[0].settimeout(20)
+            with suppress(ConnectionError):
+                assert theirs[0].recv(100)[:12] in (b"", b"HTTP/1.1 503") or first == CHUNKED
+        with from_address(url, "127.0.0.2", 6, first), from_address(url, "127.0.0.3", 1) as third:
+            assert all(map(kept, third)), "who has most idle ones makes room"
+
+
+def test_an_address_may_have_all_connections_where_it_is_a_proxy(engine: AsyncLLM) -> None:
+    settings = Settings(max_connections=8, max_connections_per_address=8)
+    with threaded(engine, settings) as (url, _), from_address(url, "127.0.0.1", 8) as mine:
+        assert all(map(kept, mine)) and all(map(kept, mine))
+        assert share_of_address(Settings(), 9) == 5, "half without it"
+
+
+def test_who_goes_is_found_among_those_that_wait() -> None:
+    """The places of connections against plain lists of them, in 4,000 random steps."""
+    random, places = Random(7), Places[int](most=12, share=6)
+    here: list[tuple[str, int, bool]] = []
+    """(address, connection, waits), the one that has waited longest first."""
+    for number in range(4000):
+        at = random.randrange(len(here)) if here else 0
+        kind = random.choice(("enter", "enter", "leave", "rest", "work"))
+        if kind == "enter":
+            owner = random.choice("aaaabbcdefgh")
+            places.enter(owner, number)
+            here.append((owner, number, True))
+            gone = places.too_many(number)
+            idle = Counter(who for who, _, waits in here if waits)
+            over = sum(who == owner for who, _, _ in here) > places.share
+            if not over and len(here) <= places.most:
+                assert gone is None
+                continue
+            who = {owner} if over else {each for each, count in idle.items() if count == max(idle.values())}
+            eldest = [next((one for x, one, waits in here if x == w and waits and one != number), number) for w in who]
+            assert gone in eldest
+            places.leave(gone)
+            places.leave(gone)
+            here = [each for each in here if each[1] != gone]
+        elif here:
+            owner, one, _ = here.pop(at)
+            {"leave": places.leave, "rest": places.rest, "work": places.work}[kind](one)
+            here += [] if kind == "leave" else [(owner, one, kind == "rest")]
+        assert len(places) == len(here) and all(places.idle(one) == waits for _, one, waits in here)
+    for _, one, _ in here:
+        places.leave(one)
+    assert not len(places) and not places._held and not places._idle and places._ranks == [{}]

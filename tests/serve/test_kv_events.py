@@ -1,13 +1,18 @@
 """K/V events: `paceline serve --kv-events-config` as a router hears it, with the structures of vLLM's subscriber."""
 
 import json
+import os
 import socket
+import struct
+import subprocess
+import sys
 import tracemalloc
 import urllib.request
 import uuid
 from collections.abc import Iterator
-from contextlib import suppress
-from typing import Any
+from contextlib import ExitStack, suppress
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -25,7 +30,7 @@ from paceline.serve.kv_events import (
     follows,
     number,
 )
-from paceline.serve.kv_peers import MOST_PEER_BYTES
+from paceline.serve.kv_peers import MOST_PEER_BYTES, foreign
 from paceline.serve.kv_repeats import LAST_NUMBER, MOST_PEERS, PEER_MESSAGES
 from paceline.serve.settings import Settings
 from tests.serve.http import post, send
@@ -363,19 +368,65 @@ def test_a_peer_that_sends_without_end_is_cut_off(what: str) -> None:
         publisher.close()
 
 
-def test_connections_of_one_socket_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("paceline.serve.kv_peers.MOST_CONNECTIONS", 1)
+@pytest.mark.skipif(sys.platform != "linux", reason="All of 127.0.0.0/8 is this machine on Linux alone")
+def test_peers_of_one_address_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.serve.kv_peers.MOST_CONNECTIONS", 4)
     publisher = KvEvents(EventsConfig(endpoint="tcp://127.0.0.1:*"))
     events = publisher._pub.get(zmq.LAST_ENDPOINT)
     assert isinstance(events, bytes)
     address = events.decode().rstrip("\0")
-    try:
-        with socket.socket() as first, socket.socket() as second:
-            by_hand(first, address, "SUB")
-            assert first.recv(64), "its greeting"
+    with ExitStack() as stack:
+        stack.callback(publisher.close)
+
+        def connected(of: str) -> socket.socket:
+            peer = stack.enter_context(socket.socket())
+            peer.bind((of, 0))
             with suppress(ConnectionError):
-                by_hand(second, address, "SUB")
-            assert ended(second)
+                by_hand(peer, address, "SUB")
+            return peer
+
+        good = connected("127.0.0.1")
+        assert good.recv(64), "its greeting"
+        others = [connected("127.0.0.2") for _ in range(9)]
+        assert all(map(ended, others[:-2])), "two of one address stay"
+        late = [connected("127.0.0.1"), connected("127.0.0.3")]
+        assert ended(others[-2]), "the address that has most makes room"
+        for peer in (good, *late, others[-1]):
+            peer.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                ended(peer)
+
+
+def test_a_process_of_another_user_is_foreign(monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = socket.socketpair()
+    with one, two:
+        assert not foreign(one)
+        found = struct.pack("iII", 7, 65534, 65534)
+        other = cast("socket.socket", SimpleNamespace(getsockopt=lambda *asked: found))
+        assert foreign(other)
+        monkeypatch.setattr(os, "getuid", lambda: 65534)
+        assert not foreign(other) and not foreign(one), "root may"
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root becomes another user")
+def test_another_user_of_this_machine_is_cut_off() -> None:
+    address = abstract()
+    publisher = KvEvents(EventsConfig(endpoint=address))
+    code = (
+        "import os, socket, sys; os.setuid(65534); peer = socket.socket(socket.AF_UNIX); peer.settimeout(20);"
+        "peer.connect('\\0' + sys.argv[1])\n"
+        "try:\n while peer.recv(4096): pass\nexcept ConnectionError: pass\nprint('ended')"
+    )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", code, address.rpartition("@")[2]], capture_output=True, text=True, check=False
+        )
+        assert done.stdout == "ended\n", done.stderr
+        with socket.socket(socket.AF_UNIX) as own:
+            by_hand(own, address, "SUB")
+            own.settimeout(0.2)
+            with pytest.raises(TimeoutError):
+                ended(own)
     finally:
         publisher.close()
 

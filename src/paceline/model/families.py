@@ -7,8 +7,8 @@ data.
 
 from dataclasses import replace
 
-from paceline.model.families_mixed import MIXTURES
-from paceline.model.families_recurrent import RECURRENT
+from paceline.model.families_mixed import MIXED_FAMILIES
+from paceline.model.families_recurrent import RECURRENT_FAMILIES
 from paceline.model.family import Family, Mixed, Names
 
 GEMMA_NAMES = Names(
@@ -56,7 +56,7 @@ COHERE = Family(
     logit_scale="logit_scale",
     refused=("use_qk_norm",),
 )
-DENSE: dict[str, Family] = {
+DENSE_FAMILIES: dict[str, Family] = {
     "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
     "mistral": Family("MistralForCausalLM", window="sliding_window"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="sliding_window", layer_types=True),
@@ -207,4 +207,4 @@ DENSE: dict[str, Family] = {
         ungated=True,
     ),
 }
-FAMILIES: dict[str, Family] = DENSE | MIXTURES | RECURRENT
+FAMILIES: dict[str, Family] = DENSE_FAMILIES | MIXED_FAMILIES | RECURRENT_FAMILIES

@@ -63,7 +63,7 @@ GLM4_MOE = Family(
     beyond="num_nextn_predict_layers",
     experts=DEEPSEEK_EXPERTS,
 )
-MIXTURES: dict[str, Family] = {
+MIXED_FAMILIES: dict[str, Family] = {
     "mixtral": Family(
         "MixtralForCausalLM",
         names=MIXTRAL_NAMES,

@@ -35,7 +35,7 @@ QWEN35 = Family(
     gated_attention=True,
     mtp=True,
 )
-RECURRENT: dict[str, Family] = {
+RECURRENT_FAMILIES: dict[str, Family] = {
     "lfm2": LFM2,
     "lfm2_moe": replace(
         LFM2,

@@ -1,6 +1,6 @@
 """Connections that bring no request, or too many: a head has a time, a size and a number of fields, and few requests
-may wait behind another. The number of connections is limited; at the limit the one goes that has waited longest without
-a request, so that half heads never keep other clients out."""
+may wait behind another. The number of connections is limited, in all and of one address; at a limit the one goes that
+has waited longest without a request, so that half heads never keep other clients out."""
 
 import asyncio
 import logging
@@ -8,12 +8,15 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Callable
+from itertools import count
 from time import monotonic
 from typing import Any
 
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from paceline.serve.admission import address_of
+from paceline.serve.places import Places
 from paceline.serve.settings import Settings
 
 log = logging.getLogger("paceline")
@@ -31,6 +34,10 @@ LANE_S = 0.01
 """Wait between two slices of bodies in very many pieces."""
 UNREAD_S = 30.0
 """How long a client may read nothing of a complete answer."""
+CLOSING_WORD_S = 1.0
+"""How long a connection that is ended has to read why."""
+MANY_ENDED = 256
+"""Connections that end until memory is given back; each has some 8 KB."""
 SPARE_FILES = 64
 """Descriptors that are left for everything but connections."""
 TELL_S = 10.0
@@ -55,11 +62,18 @@ def most_connections(settings: Settings) -> int:
     return max(4, min(10_000, limit - used - SPARE_FILES))
 
 
-def protocol(settings: Settings) -> type[asyncio.Protocol]:
-    """uvicorn's protocol with these limits."""
-    most, patience, ends, lane = most_connections(settings), settings.head_timeout, Ends(), SlowLane()
-    waiting: dict[Any, None] = {}
-    """Connections that have brought no whole request, the one that has waited longest first."""
+def share_of_address(settings: Settings, most: int) -> int:
+    """Connections of one address: as the settings say, or half of all."""
+    return settings.max_connections_per_address or most - most // 2
+
+
+def protocol(settings: Settings, tidy: Callable[[], None] = lambda: None) -> type[asyncio.Protocol]:
+    """uvicorn's protocol with these limits. `tidy` is called when very many connections have ended, whose memory would
+    stay with this process."""
+    patience, ends, lane = settings.head_timeout, Ends(), SlowLane()
+    most = most_connections(settings)
+    places = Places[Any](most, share_of_address(settings, most))
+    ended = count(1)
 
     class Bounded(HttpToolsProtocol):
         def connection_made(self, transport: Any) -> None:
@@ -69,19 +83,21 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
             self._head, self._rest = b"", b""
             self._framed, self._too_many = False, ""
             self._answering: Any = None
-            self._wait()
-            if len(self.connections) > most:
-                next((it for it in waiting if it is not self), self)._refuse(FULL, "one connection too many")
+            places.enter(address_of({"client": self.client}), self)
+            if (last := places.too_many(self)) is not None:
+                last._refuse(FULL, "one connection too many")
             self._late = self.loop.call_later(patience, self._overdue)
 
         def connection_lost(self, exc: Exception | None) -> None:
             self._late.cancel()
-            waiting.pop(self, None)
+            places.leave(self)
             lane.leave(self)
             self.pipeline.clear()
             self._rest = b""
             self._tell()
             super().connection_lost(exc)
+            if not next(ended) % MANY_ENDED:
+                tidy()
 
         def _tell(self) -> None:
             """Nobody is there for the answer under way. (Its base tells the last request that was read.)"""
@@ -96,7 +112,7 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
                 self._rest += data
                 self._hold()
                 return
-            if self in waiting and not self._bytes and not self._framed:
+            if places.idle(self) and not self._bytes and not self._framed:
                 fresh, self._head = not self._head, self._head + data
                 if fresh:
                     self._begin()
@@ -122,8 +138,8 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
                     return
             if self.cycle is not None and not self.cycle.response_complete:
                 self._late.cancel()
-                waiting.pop(self, None)
-            elif self not in waiting:
+                places.work(self)
+            elif not places.idle(self):
                 self._wait()
                 self._begin()
 
@@ -148,19 +164,17 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
         def _wait(self) -> None:
             """From now on it brings no request."""
             self._bytes = 0
-            waiting.pop(self, None)
-            waiting[self] = None
+            places.rest(self)
 
         def _begin(self) -> None:
             """The first bytes of a head are there."""
-            waiting.pop(self, None)
-            waiting[self] = None
+            places.rest(self)
             self._unset_keepalive_if_required()
             self._late.cancel()
             self._late = self.loop.call_later(patience, self._overdue)
 
         def _overdue(self) -> None:
-            if self in waiting:
+            if places.idle(self):
                 self._refuse(REQUEST_TIMEOUT, "no request in time")
 
         def _start_asgi_task(self, cycle: Any, app: Any) -> None:
@@ -236,6 +250,9 @@ def protocol(settings: Settings) -> type[asyncio.Protocol]:
             else:
                 self.transport.write(answer)
                 self.transport.close()
+                if self.transport.get_write_buffer_size():  # it would stay until that is read
+                    self.loop.call_later(CLOSING_WORD_S, self.transport.abort)
+            places.leave(self)
             self._tell()
             ends.count(reason)
 

@@ -24,7 +24,7 @@ try:
     import msgspec
     import zmq
 
-    from paceline.serve.kv_peers import PeerGuard
+    from paceline.serve.kv_peers import HANDSHAKE_MS, PeerGuard
     from paceline.serve.kv_repeats import Repeats
 except ImportError as error:
     raise InputError(
@@ -185,6 +185,7 @@ class KvEvents:
         made = self._context.socket(kind)
         made.set(zmq.MAXMSGSIZE, MOST_REQUEST_BYTES)
         made.set(zmq.RCVHWM, WAITING_REQUESTS)
+        made.set(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
         made.set(zmq.IPV6, int("[" in address))
         self._guard.watch(made)
         return made

@@ -1,6 +1,7 @@
 """Peers that are connected to the sockets of K/V events. ZeroMQ bounds neither the topics of a subscriber nor the
 frames of a message that does not end, so a peer that sends more than routers ever do is cut off: what it sent is freed
-with it.
+with it. Where there are too many peers, the address with most of them loses its eldest, so that nobody keeps another
+out. Over `ipc://`, where nothing counts bytes, peers of other users of this machine are cut off.
 
 ZeroMQ gives the file of each connection, and Linux counts the bytes that have come on it. A duplicate of the file is
 held, so that its number is not given to another connection.
@@ -9,6 +10,7 @@ held, so that its number is not given to another connection.
 import logging
 import os
 import socket
+import struct
 from collections.abc import Iterator
 from contextlib import suppress
 from itertools import count
@@ -18,12 +20,17 @@ from threading import Event, Thread
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
+from paceline.serve.admission import address_of
+from paceline.serve.places import Places
+
 log = logging.getLogger(__name__)
 MOST_PEER_BYTES = 64 << 10
 """Most that a peer may send on one connection: its topics, or its requests and signs of life. A topic takes some fifty
 times its length in ZeroMQ. A peer that is cut off connects again by itself."""
 MOST_CONNECTIONS = 64
-"""Most peers of one socket."""
+"""Most peers of one socket; half of them may be of one address."""
+HANDSHAKE_MS = 5000
+"""Time until a peer has said what it is."""
 PEER_LOOK_S, PEER_REST_S = 0.02, 0.2
 """Seconds between two looks at the connections, with some and without any."""
 RECEIVED_AT = 128
@@ -38,12 +45,21 @@ def received(peer: socket.socket) -> int:
     return 0
 
 
+def foreign(peer: socket.socket) -> bool:
+    """Is the other end of a connection within this machine a process of another user, other than root?"""
+    if not hasattr(socket, "SO_PEERCRED"):
+        return False
+    _, user, _ = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+    return user not in (0, os.getuid())
+
+
 class Connections:
     """Connections of one socket of ZeroMQ, by the numbers of their files; used by one thread."""
 
     def __init__(self, events: "zmq.Socket[bytes]") -> None:
         self.events = events
         self.peers: dict[int, socket.socket] = {}
+        self.places = Places[int](MOST_CONNECTIONS, (MOST_CONNECTIONS + 1) // 2)
 
     def look(self) -> bool:
         """Cut off who sent too much; False once the socket has been closed."""
@@ -64,15 +80,27 @@ class Connections:
             peer = socket.socket(fileno=os.dup(file))
         except OSError:  # it has gone
             return
-        if peer.family not in (socket.AF_INET, socket.AF_INET6):
-            peer.close()
-        elif len(self.peers) >= MOST_CONNECTIONS:
-            cut(peer, f"there are {MOST_CONNECTIONS} others")
-            peer.close()
+        if peer.family in (socket.AF_INET, socket.AF_INET6):
+            self._placed(file, peer)
         else:
-            self.peers[file] = peer
+            if peer.family == socket.AF_UNIX and foreign(peer):
+                cut(peer, "it is a process of another user")
+            peer.close()
+
+    def _placed(self, file: int, peer: socket.socket) -> None:
+        try:
+            address = address_of({"client": peer.getpeername()})
+        except OSError:  # it has gone
+            peer.close()
+            return
+        self.peers[file] = peer
+        self.places.enter(address, file)
+        if (last := self.places.too_many(file)) is not None:
+            cut(self.peers[last], "there are too many")
+            self._forget(last)
 
     def _forget(self, file: int) -> None:
+        self.places.leave(file)
         if (gone := self.peers.pop(file, None)) is not None:
             gone.close()
 

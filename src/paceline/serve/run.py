@@ -94,9 +94,14 @@ def address(sock: socket.socket, settings: Settings) -> str:
 
 def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """uvicorn's configuration. InputError for certificate files that cannot be used."""
+
+    def tidy() -> None:
+        if (operation := getattr(app.state, "operation", None)) is not None and operation.tidy is not None:
+            operation.tidy()
+
     made = uvicorn.Config(
         app,
-        http=protocol(settings),
+        http=protocol(settings, tidy),
         ws="none",  # nothing here speaks it, and the guard sees HTTP alone
         log_config=None,
         access_log=False,

@@ -133,6 +133,9 @@ class Settings:
     max_connections: Annotated[
         int, _limit("Most connections; 0 for as many as open files allow. At the limit one without a request goes.")
     ] = 0
+    max_connections_per_address: Annotated[
+        int, _limit("Most connections of one address; 0 for half of all. Behind a proxy, what it may open.")
+    ] = 0
     head_timeout: Annotated[float, _limit("Seconds that a connection has for the head of a request.")] = 10.0
     body_timeout: Annotated[float, _limit("Seconds that a request has for its body; 0 for request_timeout alone.")] = (
         60.0
@@ -197,6 +200,7 @@ class Settings:
             ("max_choices", 1),
             ("response_store_bytes", 0),
             ("max_connections", 0),
+            ("max_connections_per_address", 0),
             ("head_timeout", 0.01),
             ("body_timeout", 0),
             ("min_body_rate", 0),

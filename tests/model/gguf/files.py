@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from safetensors.torch import load_file
 
 from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
 from paceline.model.gguf.tensors import NEXT_NAMES, names_of
+from paceline.model.read_spec import rounded
 
 KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()} | {"mixtral": "llama"}
-PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe")
+PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe", "granitehybrid")
 """Architectures whose pairs the converter puts side by side; those of other interleaved ones lie so from the start."""
 PROMPT = "The quick brown fox"
 
@@ -50,14 +51,16 @@ def write_gguf(
         add(writer, key.replace("__", "."), value)
     names = names_of(arch, config["num_hidden_layers"] + 1) | further
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
-    for name, weight in (recurrent(config, weights) if "linear_num_key_heads" in config else weights).items():
+    for name, weight in laid_out(config, weights).items():
         stem, _, end = name.rpartition(".")
         if end.endswith("_bias"):
             stem, end = f"{stem}.{end.removesuffix('_bias')}", "bias"
             weight = weight.flatten()
-        if end == "A_log":
+        if end in ("A_log", "D") or (end == "weight" and name in names):
             writer.add_tensor(names[name], weight.float().numpy())
             continue
+        if name.endswith("expert_bias"):
+            stem, end = name, "bias"
         theirs = names[stem]
         if theirs.endswith("attn_sinks"):
             end = "weight"
@@ -81,6 +84,50 @@ def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, tor
     stems = {f"mtp.{name}": f"blk.{layers}.nextn.{theirs}" for name, theirs in NEXT_NAMES.items()}
     moved = {name.replace("mtp.layers.0.", f"model.layers.{layers}."): it for name, it in weights.items()}
     return moved, stems
+
+
+def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The numbers of recurrent layers as the converter lays them out."""
+    if "linear_num_key_heads" in config:
+        return recurrent(config, weights)
+    if config["model_type"] == "falcon_h1":
+        weights = multiplied(config, weights)
+    out = {}
+    for name, it in weights.items():
+        if name.endswith(("conv1d.weight", "conv.conv.weight")):
+            it = it.squeeze(1)
+        elif name.endswith("mamba.norm.weight"):
+            it = it.view(config["mamba_n_groups"], -1)
+        elif name.endswith(".D"):
+            it = it[:, None]
+        elif name.endswith(".A_log"):
+            it = -torch.exp(it)[:, None]
+        out[name.replace("dt_bias", "dt_proj.bias")] = it
+    return out
+
+
+def multiplied(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Falcon-H1's factors in its matrices."""
+    inner, keys = config["mamba_d_ssm"], config["mamba_n_groups"] * config["mamba_d_state"]
+    parts = torch.tensor([inner, inner, keys, keys, config["mamba_n_heads"]])
+    by = {
+        "down_proj": config["mlp_multipliers"][1],
+        "gate_proj": config["mlp_multipliers"][0],
+        "k_proj": config["key_multiplier"] * config["attention_in_multiplier"],
+        "q_proj": config["attention_in_multiplier"],
+        "v_proj": config["attention_in_multiplier"],
+        "o_proj": config["attention_out_multiplier"],
+        "out_proj": config["ssm_out_multiplier"],
+        "in_proj": config["ssm_in_multiplier"] * torch.tensor(config["ssm_multipliers"]).repeat_interleave(parts),
+        "lm_head": config["lm_head_multiplier"],
+        "embed_tokens": config["embedding_multiplier"],
+    }
+    out = dict(weights)
+    for name, it in weights.items():
+        factor = by.get(name.split(".")[-2])
+        if factor is not None and name.endswith(".weight"):
+            out[name] = it * (factor[:, None] if isinstance(factor, torch.Tensor) else factor)
+    return out
 
 
 def recurrent(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -126,6 +173,13 @@ def stacked(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
             out[name] = weight[0]
         elif name.endswith("sinks"):
             out[name + ".weight"] = weight
+        elif name.endswith("shared_mlp.input_linear.weight"):
+            to = "shared_expert." if any("block_sparse" in other for other in weights) else ""
+            for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2)):
+                out[name.replace("shared_mlp.input_linear", f"mlp.{to}{part}")] = half.contiguous()
+        elif name.endswith("shared_mlp.output_linear.weight"):
+            to = "shared_expert." if any("block_sparse" in other for other in weights) else ""
+            out[name.replace("shared_mlp.output_linear", f"mlp.{to}down_proj")] = weight
         elif name.endswith("input_linear.weight"):
             for part, half in zip(("gate_proj", "up_proj"), weight.chunk(2, 1)):
                 out[name.replace("block_sparse_moe.input_linear", f"mlp.experts.{part}")] = half.contiguous()
@@ -172,6 +226,18 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if "linear_num_value_heads" in config:
         config["value_numbers"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
         config["full_attention_interval"] = config["layer_types"].index("full_attention") + 1
+    if "mamba_n_heads" in config:
+        config["value_numbers"] = config["mamba_n_heads"] * config["mamba_d_head"]
+    if known.keyless:
+        kv = [0 if kind == known.keyless else config["num_key_value_heads"] for kind in config["layer_types"]]
+        found["attention.head_count_kv"] = kv
+    if config["model_type"] == "lfm2":
+        found["feed_forward_length"] = rounded(SimpleNamespace(**config))
+    if config["model_type"] == "granitemoehybrid":
+        found |= {
+            "expert_shared_feed_forward_length": config["shared_intermediate_size"],
+            "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
+        }
     found |= {key: config[name] for key, name in known.sizes.items()}
     found |= {key: config[name] for key, name in {**known.mixture, **known.flags}.items()}
     if known.mixture:

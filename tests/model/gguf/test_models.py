@@ -71,6 +71,10 @@ OTHERS: dict[str, dict[str, Any]] = {
     "jais2": {},
     "qwen3_5_text": {"full_attention_interval": 3},
     "qwen3_5_moe_text": {"full_attention_interval": 2},
+    "lfm2": {"full_attn_idxs": [1, 2]},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "routed_scaling_factor": 1.0},
+    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
+    "falcon_h1": {},
 }
 """What GGUF cannot say is as llama.cpp has it."""
 

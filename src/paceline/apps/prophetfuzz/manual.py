@@ -149,7 +149,8 @@ def entry(heads: list[str], text: str) -> Option | None:
     spellings: list[str] = []
     value = ""
     for head in heads:
-        for part in re.split(r"\s*(?:,|\||\bor\b)\s+(?=-)|\s*[,|](?=-)|(?<=\w)\s+(?=-)", head.rstrip(":")):
+        plain = " ".join(head.rstrip(":").split())  # with runs of spaces the split would take quadratic time
+        for part in re.split(r" ?(?:,|\||\bor\b) (?=-)| ?[,|](?=-)|(?<=\w) (?=-)", plain):
             match = FLAG.match(part.strip())
             if match is None:
                 return None

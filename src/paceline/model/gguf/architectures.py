@@ -44,11 +44,13 @@ class Arch:
     """Where not those of the family: the converter takes fused matrices apart."""
     sizes: Mapping[str, str] = field(default_factory=dict)
     """Keys of whole numbers that every file must have."""
+    keyless: str = ""
+    """What `layer_types` calls layers that have no heads of keys (`attention.head_count_kv` is 0)."""
     tiled: bool = False
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
 
-QWEN35 = Arch(
+GATED_DELTA = Arch(
     "qwen3_5_text",
     folded=True,
     tiled=True,
@@ -71,6 +73,28 @@ DEEPSEEK_ROUTER = {
 ROUTER_SCALE = {"expert_weights_scale": "routed_scaling_factor"}
 ROUTER_GROUPS = {"expert_group_count": "n_group", "expert_group_used_count": "topk_group"}
 ROUTER_NORM = {"expert_weights_norm": "norm_topk_prob"}
+MAMBA_SIZES = {
+    "ssm.conv_kernel": "mamba_d_conv",
+    "ssm.state_size": "mamba_d_state",
+    "ssm.group_count": "mamba_n_groups",
+    "ssm.time_step_rank": "mamba_n_heads",
+    "ssm.inner_size": "value_numbers",
+}
+UNSCALED = {
+    **dict.fromkeys(("attention_in_multiplier", "attention_out_multiplier", "key_multiplier", "ssm_in_multiplier",
+                     "ssm_out_multiplier", "embedding_multiplier", "lm_head_multiplier"), 1.0),
+    "ssm_multipliers": [1.0] * 5,
+    "mlp_multipliers": [1.0] * 2,
+    "mamba_norm_before_gate": False,
+}  # fmt: skip
+"""Falcon-H1's factors, which the converter has multiplied into its weights."""
+LFM2 = Arch(
+    "lfm2",
+    floats={"attention.layer_norm_rms_epsilon": "norm_eps"},
+    sizes={"shortconv.l_cache": "conv_L_cache"},
+    fixed={"block_auto_adjust_ff_dim": False},
+    keyless="conv",
+)
 ARCHITECTURES: dict[str, Arch] = {
     "llama": Arch("llama", interleaved=True),
     "qwen2": Arch("qwen2"),
@@ -160,9 +184,9 @@ ARCHITECTURES: dict[str, Arch] = {
         "qwen3_vl_moe_text",
         mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
     ),
-    "qwen35": QWEN35,
+    "qwen35": GATED_DELTA,
     "qwen35moe": replace(
-        QWEN35,
+        GATED_DELTA,
         model_type="qwen3_5_moe_text",
         mixture={
             **QWEN_EXPERTS,
@@ -170,6 +194,28 @@ ARCHITECTURES: dict[str, Arch] = {
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },
     ),
+    "lfm2": LFM2,
+    "lfm2moe": replace(
+        LFM2,
+        model_type="lfm2_moe",
+        fixed={"norm_topk_prob": True},
+        mixture={
+            **QWEN_EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        score=2,
+    ),
+    "granitehybrid": Arch(
+        "granitemoehybrid",
+        interleaved=True,
+        floats=GRANITE,
+        sizes=MAMBA_SIZES,
+        whole={"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"},
+        names=Names(router="block_sparse_moe.router.layer"),
+        keyless="linear_attention",
+    ),
+    "falcon-h1": Arch("falcon_h1", sizes=MAMBA_SIZES, fixed=UNSCALED),
     "jais2": Arch("jais2", floats=LAYER_NORM, fixed={"hidden_act": "relu2"}),
     "ernie4_5-moe": Arch(
         "ernie4_5_moe",

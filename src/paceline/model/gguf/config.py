@@ -110,7 +110,7 @@ def says_nothing(key: str, value: Any) -> bool:
 def config_of(header: Header) -> dict[str, Any]:
     """The fields of config.json that this file stands for. Raises CheckpointError naming file and key."""
     arch, read = arch_of(header), ConfigReader(header)
-    if read.raw("expert_count") and not arch.mixture:
+    if read.raw("expert_count") and not arch.mixture and "expert_count" not in arch.whole:
         raise CheckpointError(f"{header.path} is a mixture of experts (MoE) of a kind that is not served.")
     config: dict[str, Any] = {name: read.whole(key) for key, name in {**common_of(arch, read), **arch.sizes}.items()}
     if behind := whole_or_none(read, "nextn_predict_layers"):
@@ -121,7 +121,7 @@ def config_of(header: Header) -> dict[str, Any]:
     head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
     if read.whole("attention.value_length", head_dim) != head_dim:
         raise read.wrong("attention.value_length", f"is not {head_dim}, the length of a key, which is not served")
-    rotated, kv = read.whole("rope.dimension_count", head_dim), read.whole("attention.head_count_kv", heads)
+    rotated, (kv, keyless) = read.whole("rope.dimension_count", head_dim), key_heads(arch, read, heads)
     if rotated > head_dim or rotated % 2 or heads % kv:
         raise read.wrong("attention", f"has {heads} heads, {kv} for keys, of {head_dim}, {rotated} of them rotated")
     embedding = header.tensors.get("token_embd.weight")
@@ -145,10 +145,24 @@ def config_of(header: Header) -> dict[str, Any]:
     }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
     config |= sliding_layers(read, config)
+    if keyless:
+        config["layer_types"] = [arch.keyless if it else "full_attention" for it in keyless]
     config |= mixture_of(arch, read, config["num_hidden_layers"])
     config |= peculiar(header, config, read)
     read.refuse_unread()
     return config
+
+
+def key_heads(arch: Arch, read: ConfigReader, heads: int) -> tuple[int, list[bool]]:
+    """How many heads of keys the layers that attend have, and which have none; empty: all attend."""
+    key = "attention.head_count_kv"
+    value = read.raw(key)
+    if not arch.keyless or not isinstance(value, np.ndarray):
+        return read.whole(key, heads), []
+    some = {int(it) for it in value.tolist()} - {0}
+    if len(some) != 1 or min(some) < 1:
+        raise read.wrong(key, f"is {str(value)[:40]}, but must be 0 or one number above 0 for each layer")
+    return some.pop(), [it == 0 for it in value.tolist()]
 
 
 def sliding_layers(read: ConfigReader, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -248,6 +262,21 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
         if numbers % heads:
             raise read.wrong("ssm.inner_size", f"is {numbers}, no multiple of the {heads} of ssm.time_step_rank")
         return {"linear_value_head_dim": numbers // heads}
+    if kind in ("granitemoehybrid", "falcon_h1"):
+        heads, numbers, hidden = config["mamba_n_heads"], config["value_numbers"], config["hidden_size"]
+        own = {"mamba_d_head": numbers // heads, "mamba_d_ssm": numbers, "mamba_expand": max(1, numbers // hidden)}
+        if numbers % heads or (kind == "granitemoehybrid" and numbers % hidden):
+            raise read.wrong("ssm.inner_size", f"is {numbers}, which {heads} heads and {hidden} numbers do not divide")
+        own["mamba_conv_bias"] = any(name.endswith("ssm_conv1d.bias") for name in header.tensors)
+        own["mamba_rms_norm"] = any(name.endswith("ssm_norm.weight") for name in header.tensors)
+        if kind == "granitemoehybrid":
+            shared = whole_or_none(read, "expert_shared_feed_forward_length") or config["intermediate_size"]
+            own |= {"shared_intermediate_size": shared, "num_local_experts": config.get("num_local_experts", 0)}
+            turned = read.raw("rope.scaling.finetuned")
+            own["position_embedding_type"] = "rope" if turned else "nope"
+        return own
+    if kind == "lfm2_moe":
+        return {"use_expert_bias": any("exp_probs_b" in name for name in header.tensors)}
     if kind == "exaone_moe":
         return {} if "layer_types" in config else {"sliding_window_pattern": 4}
     if kind == "gpt_oss":

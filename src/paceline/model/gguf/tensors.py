@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache, lru_cache
+from math import prod
 from pathlib import Path
 
 import torch
@@ -29,9 +30,9 @@ NEXT_NAMES = {
     "embed_tokens": "embed_tokens",
 }
 """Tensors `mtp.*` of a layer for further tokens, and what they are called below `blk.N.nextn.`."""
-DECAY, OFFSET, KERNEL = ".A_log", ".dt_bias", ".conv1d.weight"
-"""Ends of names of a recurrence's numbers: decay rates, which GGUF has as -exp(A), with what is added to their time,
-and kernels [channels, 1, length], which it has without the 1."""
+DECAY, OFFSET, THROUGH, SPREAD_NORM = ".A_log", ".dt_bias", ".D", "mamba.norm.weight"
+"""Ends of names of a recurrence's numbers: decay rates, which GGUF has as -exp(A); what is added to time steps; factors
+of what passes by the state; a norm."""
 DECODED_WEIGHTS = 1 << 22
 """Weights that are decoded at once: about 40 MB of working memory."""
 CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
@@ -95,7 +96,13 @@ def names_of(architecture: str, layers: int) -> dict[str, str]:
     kinds = {name: kind for kind, name in gguf.MODEL_ARCH_NAMES.items()}
     pairs = gguf.get_tensor_name_map(kinds[architecture], layers).mapping
     names = {theirs: found[1] for theirs, found in pairs.items()}
-    return {"lm_head": "output", **names}
+    outside = {f"model.{theirs}": name for theirs, name in names.items() if theirs.startswith("layers.")}
+    return {"lm_head": "output", **outside, **names}
+
+
+def within(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """A shape without axes of one number."""
+    return tuple(it for it in shape if it != 1)
 
 
 class GgufTensors:
@@ -128,12 +135,13 @@ class GgufTensors:
 
     def named(self, name: str) -> tuple[str, int | None]:
         """The file's name of a tensor, and the number of the part that is meant: experts lie one behind the other."""
-        if name.endswith(DECAY):
+        if name.endswith((DECAY, THROUGH)) or (name.endswith(".weight") and name in self.names):
             return self.names.get(name, name), None
         if name.endswith(OFFSET):
             return f"{self.names.get(name.replace(OFFSET, '.dt_proj'), name)}.bias", None
         if name in self.names:  # it has no end
-            return f"{self.names[name]}.weight", None
+            theirs = self.names[name]
+            return f"{theirs}.{'bias' if f'{theirs}.bias' in self.header.tensors else 'weight'}", None
         expert = EXPERT.fullmatch(name)
         stem, _, end = name.rpartition(".") if expert is None else (f"{expert[1]}.{expert[3]}", ".", expert[4])
         if end.endswith("_bias"):
@@ -155,8 +163,9 @@ class GgufTensors:
         found = self.found(name)
         if found is None:
             raise CheckpointError(f"tensor {self.named(name)[0]} is missing from {self.path}; download it again.")
-        one_row = found.shape == shape[1:] and shape[0] == 1
-        if one_row or (name.endswith(KERNEL) and found.shape == (shape[0], *shape[2:])):
+        if found.shape != shape and within(found.shape) == within(shape):  # of one row, or an axis of one is left out
+            found = replace(found, shape=shape)
+        if name.endswith(SPREAD_NORM) and len(shape) == 1 and prod(found.shape) == shape[0]:  # group by group
             found = replace(found, shape=shape)
         if found.shape != shape:
             raise CheckpointError(
