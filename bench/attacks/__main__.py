@@ -117,7 +117,9 @@ def main() -> int:
     good = True
 
     def chosen(attacks: Sequence[remote.Attack]) -> list[remote.Attack]:
-        return [each for each in attacks if not given.only or each.__name__ in given.only]
+        if not given.only:
+            return list(attacks)
+        return [each for each in (*attacks, *remote.NAMED) if each.__name__ in given.only]
 
     if "serve" in given.what:
         with started((*serve, *keys)) as (server,):

@@ -246,7 +246,7 @@ def huge(url: str, key: str) -> str:
 
 
 RAW: tuple[Attack, ...] = (
-    raw.pipelined, raw.behind, raw.trailers, raw.crumbs, raw.odd, raw.idle, raw.neighbours, raw.brief, raw.slow,
+    raw.pipelined, raw.behind, raw.trailers, raw.crumbs, raw.odd, raw.idle, raw.neighbours, raw.slow,
 )  # fmt: skip
 SERVED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads, flood,
@@ -255,3 +255,5 @@ SERVED: tuple[Attack, ...] = (
 ROUTED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, huge, *RAW,
 )  # fmt: skip
+NAMED: tuple[Attack, ...] = (raw.brief,)
+"""Run where they are named alone: no server bounds them, but the system and what stands before it."""

@@ -395,10 +395,10 @@ def test_keeping_up_pays_where_drafts_save_more_than_reading_costs() -> None:
     """Seconds that a token of each request is worth, as expected and at best: less where many decode, where the draft
     is expensive, and once it is known that nothing is kept."""
 
-    def gain(count: int, depth: float, kept: list[int] | None = None) -> tuple[float, float]:
+    def gain(count: int, depth: float, kept: list[int] | None = None, live: int = 0) -> tuple[float, float]:
         times = slow_pair()
         times.drafter("model").weights["depth"] = depth
-        pick = Goodput(times, room)
+        pick = Goodput(times, room, live=lambda: live)
         pick.enrol("model", DrafterFacts(8, chain=True, group="draft"))
         for request in range(40 if kept is not None else 0):
             pick.beliefs.observe(100 + request, ("model", 0), 4, [1] * 4, kept or [])
@@ -406,6 +406,7 @@ def test_keeping_up_pays_where_drafts_save_more_than_reading_costs() -> None:
 
     (sure, hoped), (few, _), (slow, _) = gain(1, 0.005), gain(8, 0.005), gain(1, 0.1)
     assert hoped > sure > few and slow == 0.0
+    assert gain(1, 0.005, live=8) == gain(8, 0.005), "prompts that are still being read will decode soon"
     assert gain(1, 0.005, [])[0] == 0.0 and gain(1, 0.005, [1] * 4)[0] > sure
 
 

@@ -11,6 +11,7 @@ import urllib.request
 import uuid
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -30,7 +31,7 @@ from paceline.serve.kv_events import (
     follows,
     number,
 )
-from paceline.serve.kv_peers import MOST_PEER_BYTES, foreign
+from paceline.serve.kv_peers import MOST_PEER_BYTES, Connections, foreign
 from paceline.serve.kv_repeats import LAST_NUMBER, MOST_PEERS, PEER_MESSAGES
 from paceline.serve.settings import Settings
 from tests.serve.http import post, send
@@ -406,6 +407,32 @@ def test_a_process_of_another_user_is_foreign(monkeypatch: pytest.MonkeyPatch) -
         assert foreign(other)
         monkeypatch.setattr(os, "getuid", lambda: 65534)
         assert not foreign(other) and not foreign(one), "root may"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="files are counted in /proc")
+def test_a_number_that_is_of_another_file_by_now_is_let_alone(tmp_path: Path) -> None:
+    """A peer that ends at once may be told of when its number is a log's or a client's."""
+    context = zmq.Context()
+    events = context.socket(zmq.PAIR)
+    guarded = Connections(events)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        (tmp_path / "log").open("w") as log,
+        socket.create_connection(server.getsockname()) as client,
+        server.accept()[0] as accepted,
+    ):
+        before = len(os.listdir("/proc/self/fd"))
+        own = b"tcp://127.0.0.1:%d" % server.getsockname()[1]
+        for file, address in ((log.fileno(), own), (accepted.fileno(), b"tcp://127.0.0.1:1"), (10**6, own)):
+            guarded._accepted(file, address)
+            assert not guarded.peers and len(os.listdir("/proc/self/fd")) == before
+        guarded._accepted(accepted.fileno(), own)
+        assert [*guarded.peers] == [accepted.fileno()]
+        client.sendall(b"x")
+        assert accepted.recv(1) == b"x", "nothing was cut off"
+        guarded.close()
+        assert len(os.listdir("/proc/self/fd")) <= before
+    context.destroy(linger=0)
 
 
 @pytest.mark.skipif(sys.platform != "linux" or os.getuid() != 0, reason="only root becomes another user")

@@ -30,7 +30,7 @@ from paceline.plan import LengthPolicy, Share, StepDecision
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 15
+VERSION = 16
 """Version of the meaning of the table's terms."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of

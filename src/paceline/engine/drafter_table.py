@@ -27,7 +27,11 @@ class DrafterTable:
         self.entries: dict[str, DrafterFacts] = {}
         self.defaults: dict[str, int] = {}
         """{drafter: nodes of a step}"""
-        self.policy = POLICIES.get(policy)(Basis(times, self.depth, cheap_rows, row_cost, level_cost, patience, known))
+        self._live: set[int] = set()
+        """Requests that have been admitted and have not ended."""
+        self.policy = POLICIES.get(policy)(
+            Basis(times, self.depth, cheap_rows, row_cost, level_cost, patience, known, lambda: len(self._live))
+        )
         self.decision = StepDecision()
         self._nodes: dict[int, int] = {}
         """{request: nodes that it was given last}"""
@@ -62,6 +66,7 @@ class DrafterTable:
     def drop(self, request: Request) -> None:
         """A request has ended."""
         self._nodes.pop(request.id, None)
+        self._live.discard(request.id)
         self.policy.drop(request)
 
     def chain(self, drafter: str) -> bool:
@@ -95,6 +100,7 @@ class DrafterTable:
 
     def groups(self, request: Request) -> tuple[str, ...]:
         """The K/V groups that a request's lease will keep."""
+        self._live.add(request.id)
         groups = {self.entries[name].group for name in request.arms or (request.drafter,)} - {None}
         kept = (group for group in groups if group and (not self.shares or self._reads(request, group)))
         return (TARGET, *sorted(kept))

@@ -94,14 +94,15 @@ class StepDecision:
     answers: dict[tuple[int, str], bool] = field(default_factory=dict)
 
     def reads(self, request: int, group: str, seconds: float, left: int, hope: float = 1.0) -> bool:
-        """Is reading a text with this group for `seconds` worth it, where `left` tokens may still come? It is if the
+        """Is reading a text with this group for `seconds` worth it, if `left` tokens may still come? It is if the
         expected gain pays for it; if only the best one does for the share `hope` of the seconds, one request reads, as
-        far as there is room. Where it is only hoped that there is, there must be as much again, for the tries that it
-        reads for. The same question has the same answer throughout a step."""
+        far as there is room. If it is only hoped that there is, there must be as much again, for the tries that it
+        reads for. The first token comes with the prompt, whatever drafts. The same question has the same answer
+        throughout a step."""
         if group not in self.gain:
             return True
         if (answer := self.answers.get((request, group))) is None:
-            expected, best = (each * min(left, HORIZON) for each in self.gain[group])
+            expected, best = (each * min(left - 1, HORIZON) for each in self.gain[group])
             answer = expected >= seconds
             least = hope * seconds
             need = least if hope == 1.0 else 2 * least
@@ -149,6 +150,8 @@ class Basis:
     patience: float = 0.0
     known: dict[str, Any] | None = None
     """`LengthPolicy.state` of an earlier policy."""
+    live: Callable[[], int] = lambda: 0
+    """Requests that decode or whose prompts are being read."""
 
 
 @dataclass(frozen=True, slots=True)

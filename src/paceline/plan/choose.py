@@ -66,19 +66,6 @@ class HeldChoice:
         return self.left > 0 and 2 * abs(len(requests) - self.count) <= self.count and 2 * new <= len(requests)
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """A request that tries what is not chosen, and the goodput of what is."""
-
-    request: int
-    drafter: str
-    usual: float
-    """What a pass of the choice takes, less what the request is expected to gain by it."""
-    goodput: float
-    loss: float
-    """Seconds that it is expected to lose."""
-
-
 @dataclass(slots=True)
 class Goodput(LengthPolicy):
     """`limit(request, drafter)`: how deep its draft may be. `fixed` serves requests that name their drafter."""
@@ -88,6 +75,8 @@ class Goodput(LengthPolicy):
     fixed: FixedLength = field(default_factory=lambda: FixedLength(lambda request, drafter: request.left - 1))
     patience: float = 0.0
     """Seconds that a step of more than one pass may take."""
+    live: Callable[[], int] = lambda: 0
+    """As of `Basis`."""
     arms: dict[str, Arm] = field(default_factory=dict)
     beliefs: Beliefs = field(default_factory=Beliefs)
     apart: dict[str, Beliefs] = field(default_factory=dict)
@@ -103,7 +92,8 @@ class Goodput(LengthPolicy):
     """{drafter that has failed: step at which its rest ends}"""
     chains: dict[str, list[str]] = field(default_factory=dict)
     """{K/V group: who drafts chains with it}"""
-    trial: Trial | None = None
+    trying: bool = False
+    """Does a request try what is not chosen, in this step?"""
     _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
     """{requests: (step, `StepDecision.gain`)}"""
     _look: int = YOUNG
@@ -157,7 +147,7 @@ class Goodput(LengthPolicy):
                 self._decided = -1  # a step of prompts alone teaches nothing about plain decoding
                 return decision
         first, self._decided = self._decided < self.step, self.step
-        self._keys, self._base, self.trial = {r.id: r.key for r in free}, base, None
+        self._keys, self._base, self.trying = {r.id: r.key for r in free}, base, False
         self._straight = base.rows == len(requests) and straight(requests)
         if room <= 0:
             return decision
@@ -313,7 +303,7 @@ class Goodput(LengthPolicy):
     ) -> tuple[Choice, dict[str, MinChance], str] | None:
         """One request's bet on a drafter that is not in the choice: the one that would be best for all at its upper
         bound, if that is better than the choice and the governor pays for what the try is expected to lose."""
-        if self.step < self._look or not self.governor.tries():
+        if self.step < self._look:
             return None
         self._look = self.step + YOUNG
         request = requests[self.step // YOUNG % len(requests)]
@@ -336,19 +326,20 @@ class Goodput(LengthPolicy):
         point = self._points(request, drafter, [hoped.nodes], DEPTH, base.requests)[0]
         usual -= given_up / now.goodput
         loss = seconds - usual - point.tokens / now.goodput
-        if not self.governor.tries(loss):
+        if max(0.0, loss) > self.governor.room():
             return None
         choice: Choice = {**held, request.id: (drafter, point)}
-        self.trial = Trial(request.id, drafter, usual, now.goodput, loss)
+        self.trying = True
         bet = Bet("try", drafter, point.nodes, 1, seconds, Bound(0.0, point.tokens, hoped.tokens), price.of({}))
         return {request.id: choice[request.id]}, price.worth(choice, now.goodput), bet.why
 
     def _gain(self, requests: Sequence[Request]) -> dict[str, tuple[float, float]]:
         """For each K/V group, the seconds that its best drafter saves for each token of one of these requests, as
-        expected and at its upper bound."""
-        n = len(requests)
+        expected and at its upper bound. They are priced together with those whose prompts are still being read."""
+        n = max(len(requests), self.live())
         found = self._gains.get(n)
-        if not n or (found is not None and self.step - found[0] < AGAIN):
+        requests = [*requests, *list(requests[:1]) * (n - len(requests))]
+        if not requests or (found is not None and self.step - found[0] < AGAIN):
             return found[1] if found else {}
         out: dict[str, tuple[float, float]] = {}
         base = Work.of([(1, len(requests[0].tokens), 1)] * n)
@@ -385,14 +376,9 @@ class Goodput(LengthPolicy):
         checked = not parts and bool(self.governor.open)
         waited = self.governor.waited(times.total, self.times.predict(work, parts)) if parts else 0.0
         self._account(before, notes, work, parts, times, waited)
-        if self.trial is not None:
-            mine = [note for note in notes if note.request == self.trial.request and note.drafter == self.trial.drafter]
-            kept = sum(sum(note.kept) for note in mine)
-            lost = times.total - waited - work.passes * self.trial.usual - kept / self.trial.goodput
-            shared = self._base.rows > self._base.requests  # with prompts, which take time in any case
-            self.governor.tried(self.trial.loss if shared else lost)
+        if self.trying:
             self._look = self.step + YOUNG * work.passes
-        if checked or waited or self.trial or self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM:
+        if checked or waited or self.trying or self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM:
             self.times.observe(work, parts, times)
         for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
@@ -476,7 +462,7 @@ class Goodput(LengthPolicy):
 def goodput(basis: Basis) -> LengthPolicy:
     """The default."""
     fixed = FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.level_cost, basis.times)
-    made = Goodput(basis.times, basis.limit, fixed, basis.patience)
+    made = Goodput(basis.times, basis.limit, fixed, basis.patience, basis.live)
     if basis.known is not None:
         made.beliefs.recall(basis.known["beliefs"])
     return made

@@ -16,8 +16,8 @@ from typing import Any
 
 from paceline.core.plan import Work
 
-KNOTS = (1, 2, 4, 8, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
-"""Rows; the step from 16 to 17 opens a panel."""
+KNOTS = (1, 2, 4, 5, 8, 9, 10, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
+"""Rows. The step from 16 to 17 opens a panel; AVX2 takes rows in fours, and products of few rows end at 8 or 9."""
 PANEL = 16
 STEEP, LEAST_ROWS = 1.5, 4
 """How much longer a pass of twice the rows takes where the second half is not cheap; so few rows always are."""

@@ -55,8 +55,6 @@ class Governor:
     lost: dict[str, float] = field(default_factory=dict)
     """Seconds lost of late, by key of the requests; "" is all together. They leak by LOSS of the time, so that the loss
     of every stretch of time is bounded, and what was saved long ago pays for nothing now."""
-    betting: float = 0.0
-    """Seconds that tries have lost of late against what was chosen; they leak, too."""
     open: dict[str, "Unchecked"] = field(default_factory=dict)
     """By key: the drafted steps since the latest plain one."""
 
@@ -108,7 +106,6 @@ class Governor:
         self.open.clear()
         self.seconds += times.total
         self.saved -= sum(times.drafts.values())
-        self.betting = max(-self.credit, self.betting - LOSS * times.total)
         if len(self.lost) > MOST_KEYS:
             worst = sorted(self.lost, key=lambda key: -self.lost[key] if key else -inf)
             self.lost = {key: self.lost[key] for key in worst[:MOST_KEYS]}
@@ -131,7 +128,6 @@ class Governor:
         n, price = work.requests, self.pass_seconds(work.requests, work.context, straight)
         self.seconds += seconds + waited
         self.saved += total * price / n - seconds
-        self.betting = max(-self.credit, self.betting - LOSS * seconds)
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
         for key, (mine, got) in {**tokens, "": chosen}.items():
             took, worth = seconds * mine / n, got * price / n
@@ -146,11 +142,3 @@ class Governor:
         self.seconds += seconds
         self.saved -= lost
         self._book("", chosen, seconds)
-
-    def tries(self, loss: float = 0.0) -> bool:
-        """May a try that is expected to lose `loss` seconds against the choice be made?"""
-        return self.betting + max(0.0, loss) <= self.credit and max(0.0, loss) <= self.room()
-
-    def tried(self, lost: float) -> None:
-        """A try has lost `lost` seconds; below 0: it has won."""
-        self.betting = max(-self.credit, self.betting + lost)

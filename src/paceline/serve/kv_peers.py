@@ -7,7 +7,6 @@ ZeroMQ gives the file of each connection, and Linux counts the bytes that have c
 held, so that its number is not given to another connection.
 """
 
-import logging
 import os
 import socket
 import struct
@@ -21,9 +20,9 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from paceline.serve.admission import address_of
+from paceline.serve.connections import Ends
 from paceline.serve.places import Places
 
-log = logging.getLogger(__name__)
 MOST_PEER_BYTES = 64 << 10
 """Most that a peer may send on one connection: its topics, or its requests and signs of life. A topic takes some fifty
 times its length in ZeroMQ. A peer that is cut off connects again by itself."""
@@ -33,6 +32,7 @@ HANDSHAKE_MS = 5000
 """Time until a peer has said what it is."""
 PEER_LOOK_S, PEER_REST_S = 0.02, 0.2
 """Seconds between two looks at the connections, with some and without any."""
+PEER_ENDS = Ends()
 RECEIVED_AT = 128
 """Where tcp_info (linux/tcp.h) has tcpi_bytes_received, of 8 bytes."""
 
@@ -43,6 +43,19 @@ def received(peer: socket.socket) -> int:
         info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, RECEIVED_AT + 8)
         return int.from_bytes(info[RECEIVED_AT : RECEIVED_AT + 8], "little")
     return 0
+
+
+def duplicate(file: int) -> socket.socket | None:
+    """The connection with this number, under another one; None if there is none."""
+    try:
+        other = os.dup(file)
+    except OSError:
+        return None
+    try:
+        return socket.socket(fileno=other)
+    except OSError:
+        os.close(other)
+        return None
 
 
 def foreign(peer: socket.socket) -> bool:
@@ -69,23 +82,23 @@ class Connections:
                 return False
             self._forget(event["value"])
             if event["event"] == zmq.Event.ACCEPTED:
-                self._accepted(event["value"])
+                self._accepted(event["value"], event["endpoint"])
         for peer in self.peers.values():
-            if (size := received(peer)) > MOST_PEER_BYTES:
-                cut(peer, f"it has sent {size:,} bytes")
+            if received(peer) > MOST_PEER_BYTES:
+                cut(peer, "a peer of K/V events has sent too much")
         return True
 
-    def _accepted(self, file: int) -> None:
-        try:
-            peer = socket.socket(fileno=os.dup(file))
-        except OSError:  # it has gone
+    def _accepted(self, file: int, address: bytes) -> None:
+        """A peer has connected to `address`; by now it may have gone, and its number may be of anything else."""
+        if (peer := duplicate(file)) is None:
             return
         if peer.family in (socket.AF_INET, socket.AF_INET6):
-            self._placed(file, peer)
-        else:
-            if peer.family == socket.AF_UNIX and foreign(peer):
-                cut(peer, "it is a process of another user")
-            peer.close()
+            if peer.getsockname()[1] == int(address.rpartition(b":")[2] or 0):
+                self._placed(file, peer)
+                return
+        elif peer.family == socket.AF_UNIX and foreign(peer):
+            cut(peer, "a peer of K/V events is a process of another user")
+        peer.close()
 
     def _placed(self, file: int, peer: socket.socket) -> None:
         try:
@@ -96,7 +109,7 @@ class Connections:
         self.peers[file] = peer
         self.places.enter(address, file)
         if (last := self.places.too_many(file)) is not None:
-            cut(self.peers[last], "there are too many")
+            cut(self.peers[last], "too many peers of K/V events")
             self._forget(last)
 
     def _forget(self, file: int) -> None:
@@ -113,7 +126,7 @@ class Connections:
 def cut(peer: socket.socket, why: str) -> None:
     with suppress(OSError):
         peer.shutdown(socket.SHUT_RDWR)
-        log.warning("A peer of K/V events is cut off: %s.", why)
+        PEER_ENDS.count(why)
 
 
 class PeerGuard:

@@ -84,7 +84,7 @@ class Engines:
         self.coming = 0
         """Engines that are being started."""
         self._spares = 0
-        """Number of these that a renewal starts, each in place of an engine."""
+        """Engines among them that come in place of one that is still there."""
         self._opening: dict[object, tuple[str, Sequence[Request]]] = {}
         """{opening: (engine, its samples)} of which the engine has not said yet that it took them in."""
         self._arriving: dict[object, tuple[str, Request]] = {}

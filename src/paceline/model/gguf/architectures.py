@@ -88,7 +88,7 @@ UNSCALED = {
     "mamba_norm_before_gate": False,
 }  # fmt: skip
 """Falcon-H1's factors, which the converter has multiplied into its weights."""
-LFM2 = Arch(
+SHORT_CONVOLUTIONS = Arch(
     "lfm2",
     floats={"attention.layer_norm_rms_epsilon": "norm_eps"},
     sizes={"shortconv.l_cache": "conv_L_cache"},
@@ -194,9 +194,9 @@ ARCHITECTURES: dict[str, Arch] = {
             "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
         },
     ),
-    "lfm2": LFM2,
+    "lfm2": SHORT_CONVOLUTIONS,
     "lfm2moe": replace(
-        LFM2,
+        SHORT_CONVOLUTIONS,
         model_type="lfm2_moe",
         fixed={"norm_topk_prob": True},
         mixture={
