@@ -63,7 +63,9 @@ def load_header(path: Path) -> Header:
 def merged(files: tuple[tuple[Path, int, int, int], ...]) -> Header:
     first, *others = [read_header(file) for file, *_ in files]
     count = first.metadata.get("split.count", 1)
-    if not isinstance(count, int) or (count > 1 and count != len(files)):
+    if not isinstance(count, int):
+        raise CheckpointError(f"split.count in {first.path} is {str(count)[:40]}, no number; convert the model again.")
+    if count > 1 and count != len(files):
         raise CheckpointError(
             f"{first.path} is a part of {count}, but its name does not end in -00001-of-{count:05}.gguf; give the "
             "parts their names back."
