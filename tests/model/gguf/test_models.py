@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import dequantize
+from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -17,6 +19,7 @@ from paceline.model.checkpoint import read_config
 from paceline.model.linear import STORED
 from paceline.model.load import form, inspect, load_model, measure, packing_of
 from paceline.model.native import NativeDecoder
+from tests.model.gguf import files
 from tests.model.gguf.files import KINDS, PROMPT, write_gguf
 from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
@@ -45,6 +48,7 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
 
 
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 LATENT_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma": {},
@@ -122,8 +126,6 @@ def test_llama3_frequencies(tmp_path: Path) -> None:
 
 
 def with_factors(file: Path, checkpoint: Path, factors: torch.Tensor) -> Path:
-    import tests.model.gguf.files as files
-
     class Writer(files.GGUFWriter):  # type: ignore[misc]
         def write_header_to_file(self, *args: Any) -> None:
             self.add_tensor("rope_freqs.weight", factors.float().numpy())
@@ -322,3 +324,28 @@ def test_latent_files_of_two_ages(tmp_path: Path) -> None:
         write_gguf(tmp_path / f"{key}.gguf", path, **{f"deepseek2.{key}": value})
         with pytest.raises(CheckpointError, match=told):
             read_config(tmp_path / f"{key}.gguf")
+
+
+RECURRENT_Q8 = {
+    "qwen3_5_text": ({"linear_value_head_dim": 16, "full_attention_interval": 2}, ("attn_qkv", "attn_gate", "ssm_")),
+    "granitemoehybrid": (
+        {"layer_types": ["linear_attention", "full_attention"], "mamba_expand": 1},
+        ("ssm_in", "ssm_out", "ffn_gate_exps"),
+    ),
+    "deepseek_v3": ({"kv_lora_rank": 32, "qk_nope_head_dim": 32}, ("attn_k_b", "attn_v_b", "attn_kv_a_mqa")),
+}
+
+
+@pytest.mark.parametrize("family", RECURRENT_Q8)
+def test_quantised_parts_are_the_dequantised_ones(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers with a state, and of latent keys and values, whose rows and columns have an order of their own."""
+    changes, parts = RECURRENT_Q8[family]
+    path = tiny_checkpoint(
+        tmp_path, family, vocab=96, layers=2, hidden=64, with_tokenizer=False, **{"rope_parameters": PLAIN, **changes}
+    )
+    kinds = {"conv1d": Kind.F32, **dict.fromkeys(parts, Kind.Q8_0)}
+    stored = logits(write_gguf(tmp_path / "stored.gguf", path, others=kinds), text(1))
+    monkeypatch.setattr(files, "quantize", lambda data, kind: dequantize(quantize(data, kind), kind))
+    add = files.GGUFWriter.add_tensor
+    monkeypatch.setattr(files.GGUFWriter, "add_tensor", lambda self, name, data, raw_dtype=None: add(self, name, data))
+    assert torch.equal(stored, logits(write_gguf(tmp_path / "wide.gguf", path, others=kinds), text(1)))
