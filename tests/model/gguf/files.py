@@ -91,6 +91,8 @@ def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, tor
 
 def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The numbers of recurrent layers as the converter lays them out."""
+    if config["model_type"] == "qwen3_next":
+        return unfused(config, weights)
     if "linear_num_key_heads" in config:
         return recurrent(config, weights)
     if "kv_lora_rank" in config:
@@ -145,6 +147,24 @@ def multiplied(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict
         factor = by.get(name.split(".")[-2])
         if factor is not None and name.endswith(".weight"):
             out[name] = it * (factor[:, None] if isinstance(factor, torch.Tensor) else factor)
+    return out
+
+
+def unfused(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Qwen3-Next's queries, keys and values one behind the other, and its gates apart."""
+    keys, ratio = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    own, values = config["linear_key_head_dim"], ratio * config["linear_value_head_dim"]
+    out = {}
+    for name, it in weights.items():
+        if name.endswith("in_proj_qkvz.weight"):
+            parts = it.view(keys, -1, it.shape[1]).split([own, own, values, values], 1)
+            query, key, value, gate = (part.flatten(0, 1).contiguous() for part in parts)
+            out[name.replace("qkvz", "qkv")] = torch.cat((query, key, value))
+            out[name.replace("qkvz", "z")] = gate
+        else:
+            it = it.squeeze(1) if name.endswith("conv1d.weight") else it
+            it = -torch.exp(it) if name.endswith(".A_log") else it
+            out[name.replace("dt_bias", "dt_proj.bias")] = it
     return out
 
 

@@ -76,6 +76,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "jais2": {},
     "qwen3_5_text": {"full_attention_interval": 3},
     "qwen3_5_moe_text": {"full_attention_interval": 2},
+    "qwen3_next": {"full_attention_interval": 2, "norm_topk_prob": True},
     "lfm2": {"full_attn_idxs": [1, 2]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "routed_scaling_factor": 1.0},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
@@ -349,3 +350,18 @@ def test_quantised_parts_are_the_dequantised_ones(family: str, tmp_path: Path, m
     add = files.GGUFWriter.add_tensor
     monkeypatch.setattr(files.GGUFWriter, "add_tensor", lambda self, name, data, raw_dtype=None: add(self, name, data))
     assert torch.equal(stored, logits(write_gguf(tmp_path / "wide.gguf", path, others=kinds), text(1)))
+
+
+def test_projections_of_qwen3_next_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There they lie head by head, as in the checkpoint."""
+    path = tiny_checkpoint(tmp_path, "qwen3_next", vocab=96, layers=2, with_tokenizer=False, full_attention_interval=2)
+    take_apart = files.unfused
+
+    def as_they_were(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        whole = {name: it for name, it in weights.items() if "qkvz" in name}
+        out = take_apart(config, weights) | whole
+        return {name: it for name, it in out.items() if "in_proj_qkv." not in name and "in_proj_z." not in name}
+
+    monkeypatch.setattr(files, "unfused", as_they_were)
+    file = write_gguf(tmp_path / "model.gguf", path)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)

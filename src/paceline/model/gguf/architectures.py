@@ -52,6 +52,11 @@ class Arch:
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
 
+SHARED_EXPERTS = {
+    **QWEN_EXPERTS,
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 GATED_DELTA = Arch(
     "qwen3_5_text",
     folded=True,
@@ -125,15 +130,7 @@ ARCHITECTURES: dict[str, Arch] = {
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
     ),
     "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
-    "qwen2moe": Arch(
-        "qwen2_moe",
-        fixed={"norm_topk_prob": False},
-        mixture={
-            **QWEN_EXPERTS,
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        },
-    ),
+    "qwen2moe": Arch("qwen2_moe", fixed={"norm_topk_prob": False}, mixture=SHARED_EXPERTS),
     "qwen3moe": Arch(
         "qwen3_moe",
         fixed={"norm_topk_prob": True},
@@ -187,14 +184,9 @@ ARCHITECTURES: dict[str, Arch] = {
         mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
     ),
     "qwen35": GATED_DELTA,
-    "qwen35moe": replace(
-        GATED_DELTA,
-        model_type="qwen3_5_moe_text",
-        mixture={
-            **QWEN_EXPERTS,
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        },
+    "qwen35moe": replace(GATED_DELTA, model_type="qwen3_5_moe_text", mixture=SHARED_EXPERTS),
+    "qwen3next": replace(
+        GATED_DELTA, model_type="qwen3_next", tiled=False, fixed={"norm_topk_prob": True}, mixture=SHARED_EXPERTS
     ),
     "lfm2": SHORT_CONVOLUTIONS,
     "lfm2moe": replace(

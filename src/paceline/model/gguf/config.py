@@ -333,7 +333,7 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
-    if kind in ("qwen3_5_text", "qwen3_5_moe_text"):
+    if kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
         heads, numbers = config["linear_num_value_heads"], config["value_numbers"]
         if numbers % heads:
             raise read.wrong("ssm.inner_size", f"is {numbers}, no multiple of the {heads} of ssm.time_step_rank")
@@ -414,7 +414,7 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
     spec = read_spec(config, max_len)
     return replace(
         spec,
-        layers=in_turns(stretched(header, spec.layers)) if arch.tiled else stretched(header, spec.layers),
+        layers=as_stored(header, arch, stretched(header, spec.layers)),
         norm_offset=0.0 if arch.folded else spec.norm_offset,
         qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
         out_bias="blk.0.attn_output.bias" in header.tensors,
@@ -422,11 +422,15 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
     )
 
 
-def in_turns(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Layers whose value heads lie in turns of the key heads."""
-    return tuple(
-        replace(it, mixer=replace(it.mixer, tiled=True)) if isinstance(it.mixer, Delta) else it for it in layers
-    )
+def as_stored(header: Header, arch: Arch, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Layers with what the file says of how a gated delta rule's numbers lie."""
+    paired = any(name.endswith(".ssm_ba.weight") for name in header.tensors)
+    fused = any(name.endswith(".ssm_in.weight") for name in header.tensors)
+
+    def stored(form: Delta) -> Delta:
+        return replace(form, fused=fused, paired=paired and not fused, tiled=arch.tiled)
+
+    return tuple(replace(it, mixer=stored(it.mixer)) if isinstance(it.mixer, Delta) else it for it in layers)
 
 
 def stretched(header: Header, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
