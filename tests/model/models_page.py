@@ -59,7 +59,7 @@ Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens alon
 PARTS = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "mistral4": "deepseek_v3"}
 """Parts of models that read pictures, and the families that their layers are like."""
 SHARED_ARCHITECTURES = {
-    "mistral": "`llama`",
+    "mistral": "`llama`, `mistral3`",
     "mixtral": "`llama`",
     "deepseek_v2": "`deepseek2`",
     "glm4_moe_lite": "`deepseek2`",

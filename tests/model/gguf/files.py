@@ -13,15 +13,16 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT
+from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MISTRAL, MIXTRAL, SOFTMAX_LATENT
 from paceline.model.gguf.tensors import NEXT_NAMES, names_of
 from paceline.model.read_spec import rounded
 
 KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()} | {
     "mixtral": "llama",
+    "mistral": "mistral3",
     **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
 }
-PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe", "granitehybrid")
+PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe", "granitehybrid", "mistral3")
 """Architectures whose pairs the converter puts side by side; those of other interleaved ones lie so from the start."""
 PROMPT = "The quick brown fox"
 
@@ -259,7 +260,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "rope.dimension_count": int(head_dim * partial),
         "rope.freq_base": float(rope["rope_theta"]),
     }
-    known = {"mixtral": MIXTRAL, "deepseek_v2": SOFTMAX_LATENT, "youtu": DENSE_LATENT}.get(
+    known = {"mixtral": MIXTRAL, "mistral": MISTRAL, "deepseek_v2": SOFTMAX_LATENT, "youtu": DENSE_LATENT}.get(
         config["model_type"], ARCHITECTURES[arch]
     )
     if known.latent:
@@ -301,6 +302,9 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         found["expert_gating_func"] = known.score
     found |= {key: float(config[name]) for key, name in known.floats.items() if config.get(name) is not None}
     found |= {key: config[name] for key, name in known.whole.items() if config.get(name) is not None}
+    if "llama_4_scaling_beta" in rope:
+        found["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
+        found["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
     if rope["rope_type"] in ("linear", "yarn"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
         if rope["rope_type"] == "yarn":

@@ -77,6 +77,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"full_attention_interval": 3},
     "qwen3_5_moe_text": {"full_attention_interval": 2},
     "qwen3_next": {"full_attention_interval": 2, "norm_topk_prob": True},
+    "ministral3": {},
+    "mistral": {"sliding_window": None, "head_dim": 16},
     "lfm2": {"full_attn_idxs": [1, 2]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "routed_scaling_factor": 1.0},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
@@ -98,11 +100,13 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tried() -> None:
-    from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT
+    from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MISTRAL, MIXTRAL, SOFTMAX_LATENT
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
     tried = (tried | {"qwen3_vl_text", "qwen3_vl_moe_text"}) - {"glm4_moe_lite"}  # it is read as deepseek_v3
-    assert tried == {arch.model_type for arch in (*ARCHITECTURES.values(), MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)}
+    assert tried == {
+        arch.model_type for arch in (*ARCHITECTURES.values(), MISTRAL, MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)
+    }
 
 
 def test_gemma3(tmp_path: Path) -> None:

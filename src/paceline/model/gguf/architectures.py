@@ -104,6 +104,7 @@ SHORT_CONVOLUTIONS = Arch(
 )
 ARCHITECTURES: dict[str, Arch] = {
     "llama": Arch("llama", interleaved=True),
+    "mistral3": Arch("ministral3", interleaved=True),
     "qwen2": Arch("qwen2"),
     "qwen3": Arch("qwen3"),
     "phi3": Arch("phi3", whole=WINDOW_KEYS),
@@ -239,6 +240,8 @@ ARCHITECTURES: dict[str, Arch] = {
         score=3,
     ),
 }
+MISTRAL = Arch("mistral", interleaved=True, fixed={"sliding_window": None})
+"""What `mistral3` stands for where queries do not grow with their position."""
 DENSE_LATENT = Arch("youtu", latent=True)
 SOFTMAX_LATENT = Arch(
     "deepseek_v2",

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import CheckpointError
-from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, Arch
+from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MISTRAL, MIXTRAL, SOFTMAX_LATENT, Arch
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
+from paceline.model.read_attention import STRETCH
 from paceline.model.read_spec import read_spec
 from paceline.model.spec import Delta, Layer, ModelSpec, Rope
 
@@ -40,6 +41,8 @@ USUAL_VALUES: dict[str, tuple[Any, ...]] = {
     "rope.scaling.original_context_length": (0,),
 }
 """Values of keys that are not read which stand for what is computed anyway."""
+GROWTH = "attention.temperature_scale"
+"""Key of how much queries grow with their position (`Family.stretched`)."""
 MAX_NUMBER = 1e30
 MAX_SIZE = 1 << 24
 """No size of a model is larger: what is, is damage, and would be taken as memory."""
@@ -56,6 +59,8 @@ def arch_of(header: Header) -> Arch:
     experts, score = (it if isinstance(it, int) else 0 for it in found)
     if name == "deepseek2" and not experts:
         return DENSE_LATENT
+    if name == "mistral3" and header.metadata.get(f"{name}.{GROWTH}") is None:
+        return MISTRAL
     if name == "deepseek2" and score in (0, 1):
         return SOFTMAX_LATENT
     return MIXTRAL if name == "llama" and experts else ARCHITECTURES[name]
@@ -355,6 +360,10 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
         return own
     if kind == "lfm2_moe":
         return {"use_expert_bias": any("exp_probs_b" in name for name in header.tensors)}
+    if kind == "ministral3":
+        every = read.number("rope.scaling.yarn_log_multiplier", 0.0)
+        own = {"mscale": every, "mscale_all_dim": every} if every and params["rope_type"] == "yarn" else {}
+        return {"rope_parameters": {**params, **own, STRETCH: read.number(GROWTH)}}
     if kind == "exaone_moe":
         return {} if "layer_types" in config else {"sliding_window_pattern": 4}
     if kind == "gpt_oss":
