@@ -128,7 +128,7 @@ class Delta:
     fused: bool
     """The checkpoint has all input projections head by head in two matrices (qwen3_next), else in four."""
     paired: bool = False
-    """Of these four, those of rates and decays are one, head by head (GGUF's Qwen3-Next)."""
+    """Rates and decays have one of these four matrices together, head by head (GGUF's Qwen3-Next)."""
     tiled: bool = False
     """Value head h reads key head h % key_heads (GGUF's order), else h // (heads / key_heads)."""
 

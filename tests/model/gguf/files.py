@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MISTRAL, MIXTRAL, SOFTMAX_LATENT
+from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 from paceline.model.gguf.tensors import NEXT_NAMES, names_of
 from paceline.model.read_spec import rounded
 
@@ -260,7 +260,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "rope.dimension_count": int(head_dim * partial),
         "rope.freq_base": float(rope["rope_theta"]),
     }
-    known = {"mixtral": MIXTRAL, "mistral": MISTRAL, "deepseek_v2": SOFTMAX_LATENT, "youtu": DENSE_LATENT}.get(
+    known = {"mixtral": MIXTRAL, "mistral": STEADY_MISTRAL, "deepseek_v2": SOFTMAX_LATENT, "youtu": DENSE_LATENT}.get(
         config["model_type"], ARCHITECTURES[arch]
     )
     if known.latent:

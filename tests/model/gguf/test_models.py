@@ -100,12 +100,12 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tried() -> None:
-    from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MISTRAL, MIXTRAL, SOFTMAX_LATENT
+    from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
     tried = (tried | {"qwen3_vl_text", "qwen3_vl_moe_text"}) - {"glm4_moe_lite"}  # it is read as deepseek_v3
     assert tried == {
-        arch.model_type for arch in (*ARCHITECTURES.values(), MISTRAL, MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)
+        arch.model_type for arch in (*ARCHITECTURES.values(), STEADY_MISTRAL, MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)
     }
 
 

@@ -240,7 +240,7 @@ ARCHITECTURES: dict[str, Arch] = {
         score=3,
     ),
 }
-MISTRAL = Arch("mistral", interleaved=True, fixed={"sliding_window": None})
+STEADY_MISTRAL = Arch("mistral", interleaved=True, fixed={"sliding_window": None})
 """What `mistral3` stands for where queries do not grow with their position."""
 DENSE_LATENT = Arch("youtu", latent=True)
 SOFTMAX_LATENT = Arch(

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import CheckpointError
-from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MISTRAL, MIXTRAL, SOFTMAX_LATENT, Arch
+from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL, Arch
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
 from paceline.model.read_attention import STRETCH
@@ -60,7 +60,7 @@ def arch_of(header: Header) -> Arch:
     if name == "deepseek2" and not experts:
         return DENSE_LATENT
     if name == "mistral3" and header.metadata.get(f"{name}.{GROWTH}") is None:
-        return MISTRAL
+        return STEADY_MISTRAL
     if name == "deepseek2" and score in (0, 1):
         return SOFTMAX_LATENT
     return MIXTRAL if name == "llama" and experts else ARCHITECTURES[name]
