@@ -58,6 +58,14 @@ Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens alon
 """
 PARTS = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "mistral4": "deepseek_v3"}
 """Parts of models that read pictures, and the families that their layers are like."""
+SHARED_ARCHITECTURES = {
+    "mistral": "`llama`, `mistral3`",
+    "mixtral": "`llama`",
+    "deepseek_v2": "`deepseek2`",
+    "glm4_moe_lite": "`deepseek2`",
+    "youtu": "`deepseek2`",
+}
+"""Families whose GGUF files have an architecture that stands for others, too."""
 SAFETENSORS = """- **Safetensors** in {dtypes}. Checkpoints that are quantised already, by `quant_method`: {methods}.
 Groups of 4 and 8 bits are kept as they are, MXFP4 by its table; GPTQ's order of activations is
 undone; FP8 becomes the model's dtype. What cannot be kept is refused by name."""
@@ -158,7 +166,7 @@ def page() -> str:
     for name, arch in ARCHITECTURES.items():
         archs.setdefault(arch.model_type, []).append(f"`{name}`")
     for kind, family in FAMILIES.items():
-        files = ", ".join(archs.get(kind, [])) or "`llama`" * (kind == "mistral")
+        files = ", ".join(archs.get(kind, [])) or SHARED_ARCHITECTURES.get(kind, "")
         shown = "yes" if native(kind) else "no"
         lines.append(f"| `{kind}` | {family.architecture} | {shown} | {files} | {departures(family)} |\n")
     safetensors = SAFETENSORS.format(dtypes=", ".join(DTYPES), methods=", ".join(QUANTISERS))

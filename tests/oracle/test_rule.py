@@ -144,6 +144,19 @@ def test_keys_of_gguf(key: str, value: Any, tmp_path: Path) -> None:
         spec_of(load_header(file))
 
 
+@pytest.mark.parametrize("key", ["expert_count", "expert_used_count", "expert_gating_func", "block_count",
+                                 "expert_shared_feed_forward_length", "rope.scaling.type", "nextn_predict_layers",
+                                 "pooling_type"])  # fmt: skip
+def test_lists_in_place_of_numbers(key: str, tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "qwen3_5_moe_text", vocab=96, with_tokenizer=False, full_attention_interval=2)
+    file = write_gguf(tmp_path / "model.gguf", path, **{f"qwen35moe__{key}": [1, 2]})
+    with pytest.raises(CheckpointError, match=key):
+        load_model(file, dtype="float32", cache=False)
+    file = write_gguf(tmp_path / "other.gguf", path, split__count=[1, 2])
+    with pytest.raises(CheckpointError, match=r"split\.count"):
+        load_model(file, dtype="float32", cache=False)
+
+
 def test_tokens_of_gguf(tmp_path: Path) -> None:
     """A vocabulary without the rule by which text is cut, or that names a token twice, is refused."""
     from paceline.model.gguf import text_of

@@ -228,6 +228,8 @@ class Tensors:
         """May it hold a layer for further tokens?"""
         self.layout = "turns" if family is None else family.names.fused_experts
         self.taken: set[str] = set()
+        self.experts: dict[str, int] = {}
+        """How many experts were taken of a tensor that holds several."""
         self.read: list[Tensor] = []
         self.scheme = scheme_of(text_config(config))
         self.word = "" if self.scheme is None else self.scheme.word
@@ -273,6 +275,7 @@ class Tensors:
             return wide if dtype is None else wide.to(dtype)
         if (part := expert_part(name, self.place, self.layout)) is not None:
             packed = not part.bias and part.fused not in self.place
+            self.count(part.fused, part.number)
             found = part.groups(self.stored, shape).floats() if packed else part.take(self.stored, shape)
             return found if dtype is None else found.to(dtype)
         tensor = self.stored(name, shape)
@@ -304,6 +307,7 @@ class Tensors:
         found = tuple(view.get_shape())
         if number is not None and found and number < found[0]:
             found = found[1:]
+            self.count(name, number)
         if shape is not None and found != shape:
             raise CheckpointError(
                 f"tensor {name} in {self.path / self.place[name]} has shape {tuple(view.get_shape())} where "
@@ -322,6 +326,7 @@ class Tensors:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
         part = expert_part(name, self.place, self.layout)
         if part is not None and part.fused not in self.place:
+            self.count(f"{part.fused}_blocks", part.number)
             return part.groups(self.stored, shape)
         if (layer := self.layer(name, shape)) is None or self.scheme is None:
             return None
@@ -354,8 +359,14 @@ class Tensors:
             pages.give_back(tensor)
         self.read.clear()
 
+    def count(self, name: str, number: int) -> None:
+        self.experts[name] = max(self.experts.get(name, 0), number + 1)
+
     def leftover(self) -> Iterator[str]:
         """Names that nothing took, other than those that carry no weights of their own."""
+        for name, count in self.experts.items():
+            if name in self.place and self.shape(name)[0] > count:
+                yield f"{name}, expert {count}"
         for name in self.place:
             if self.predicts and name.startswith(MTP_PREFIX):
                 continue

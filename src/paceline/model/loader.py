@@ -289,7 +289,9 @@ class Loader:
 
     def delta(self, at: str, number: int, form: Delta) -> Recurrence:
         names = self.names.delta_fused if form.fused else self.names.delta_inner
-        hidden, order = self.spec.hidden, partial(by_kind, form=form) if form.fused else None
+        if form.paired:
+            names = (*self.names.delta_inner[:2], self.names.delta_fused[1])
+        hidden, order = self.spec.hidden, partial(by_kind, form=form) if form.fused or form.paired else None
         return Recurrence(
             form,
             number,

@@ -139,8 +139,12 @@ def gates_last(qkv: Tensor, heads: int, head_dim: int) -> Tensor:
 
 
 def by_kind(rows: Tensor, form: Delta) -> Tensor:
-    """Rows of a delta rule's two fused projections, which lie head by head -> gates, queries, keys, values, rates and
-    decays."""
+    """Rows of a delta rule's two fused projections, which lie head by head, or of three, of which only the last does ->
+    gates, queries, keys, values, rates and decays."""
+    if form.paired:
+        wide, small = rows.split_with_sizes([sum(form.inner[:2]), form.inner[2]])
+        rate, decay = small.view(form.key_heads, 2, -1, rows.shape[1]).unbind(1)
+        return torch.cat((wide, rate.flatten(0, 1), decay.flatten(0, 1)))
     heads, each, (wide, small) = form.key_heads, form.width // form.key_heads, rows.split_with_sizes(form.inner)
     sizes = [form.key_dim, form.key_dim, each, each]
     query, key, value, gate = wide.view(heads, -1, rows.shape[1]).split_with_sizes(sizes, 1)

@@ -217,8 +217,9 @@ def delta(config: Any, family: Family) -> Delta:
     heads, keys = int(config.linear_num_value_heads), int(config.linear_num_key_heads)
     if min(heads, keys) < 1 or heads % keys or config.linear_conv_kernel_dim < 2:
         raise CheckpointError(f"config.json: {heads} value heads over {keys} key heads are no gated delta rule.")
-    if config.hidden_act not in ("silu", "swish"):
-        raise CheckpointError(f"{config.model_type} with hidden_act other than silu is not served.")
+    for name in ("hidden_act", "output_gate_type"):
+        if (getattr(config, name, None) or "silu") not in ("silu", "swish"):
+            raise CheckpointError(f"{config.model_type} with {name} other than silu is not served.")
     return Delta(
         heads,
         int(config.linear_value_head_dim),
@@ -269,7 +270,26 @@ def feed_forward(config: Any, family: Family, index: int, kinds: Sequence[str]) 
     return mixture(config, form)
 
 
+def refuse_other_routers(config: Any, form: Mixed) -> None:
+    """CheckpointError for a router that its authors' code knows and that is not computed: transformers reads none of
+    these keys where the family has no choice."""
+    wanted: dict[str, tuple[Any, ...]] = {
+        "scoring_func": (form.score, "noaux_tc"),
+        "score_function": (form.score,),
+        "norm_topk_prob": (True,) if form.normed is True else (),
+        "routed_scaling_factor": () if form.scale else (1.0,),
+    }
+    for key, served in wanted.items():
+        found = getattr(config, key, None)
+        if served and found is not None and found not in served:
+            raise CheckpointError(
+                f"config.json: {key} is {str(found)[:40]!r}, a router that {config.model_type} is not served with; "
+                f"{served[0]!r} is."
+            )
+
+
 def mixture(config: Any, form: Mixed) -> Experts:
+    refuse_other_routers(config, form)
     count, active, width = (int(getattr(config, name)) for name in (form.count, form.active, form.width))
     if not 1 <= active <= count:
         raise CheckpointError(f"config.json: {form.active} is {active}, but it must be 1 to {form.count}, {count}.")

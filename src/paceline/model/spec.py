@@ -127,6 +127,8 @@ class Delta:
     """Tokens that the convolution reads."""
     fused: bool
     """The checkpoint has all input projections head by head in two matrices (qwen3_next), else in four."""
+    paired: bool = False
+    """Rates and decays have one of these four matrices together, head by head (GGUF's Qwen3-Next)."""
     tiled: bool = False
     """Value head h reads key head h % key_heads (GGUF's order), else h // (heads / key_heads)."""
 
@@ -136,7 +138,8 @@ class Delta:
         keys = self.key_heads * self.key_dim
         if self.fused:
             return [2 * (self.width + keys), 2 * self.heads]
-        return [self.width, self.width + 2 * keys, self.heads, self.heads]
+        rates = [2 * self.heads] if self.paired else [self.heads, self.heads]
+        return [self.width, self.width + 2 * keys, *rates]
 
     @property
     def width(self) -> int:

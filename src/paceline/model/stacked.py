@@ -51,11 +51,24 @@ class ExpertPart:
         whole = stored(f"{self.fused}_bias" if self.bias else self.fused, None)
         if self.number >= len(whole) or whole.dim() != len(shape) + 1:
             raise CheckpointError(f"tensor {self.fused} has shape {tuple(whole.shape)} and no expert {self.number}.")
+        if not whole.dtype.is_floating_point or whole.dtype.itemsize < 2:
+            raise CheckpointError(
+                f"tensor {self.fused} holds experts as {whole.dtype}, which is not served where they lie in one; "
+                "use the checkpoint in bfloat16, or one with a tensor for each expert."
+            )
         own = whole[self.number]
-        if not self.bias and (self.layout == "turns" or own.shape != self.fused_shape(shape)):
+        if not self.bias and self.transposed(own, stored, shape):
             own = own.t()
         mine = self.of(own).contiguous()
         return checked(mine, shape, self.fused)
+
+    def transposed(self, own: Tensor, stored: Stored, shape: tuple[int, ...]) -> bool:
+        """Do inputs come before outputs in one expert's matrix `own`? Of a square one the other matrix says it."""
+        if self.layout == "turns" or own.shape[0] != own.shape[1]:
+            return self.layout == "turns" or own.shape != self.fused_shape(shape)
+        stem, _, end = self.fused.rpartition(".")
+        other = stored(f"{stem}.{'down_proj' if end == 'gate_up_proj' else 'gate_up_proj'}", None)
+        return other.shape[-2] < other.shape[-1]
 
     def groups(self, stored: Stored, shape: tuple[int, ...]) -> Groups:
         """As MXFP4 has it."""
@@ -83,10 +96,12 @@ def checked(found: Tensor, shape: tuple[int, ...], name: str) -> Tensor:
 def expert_part(name: str, place: Container[str], layout: str) -> ExpertPart | None:
     """Which part of a fused tensor has this name; None: it lies as it is called."""
     found = PART.fullmatch(name)
-    if found is None or name in place:
+    if found is None:
         return None
     kind = "down" if found[3] == "down" else "gate_up"
     fused = f"{found[1]}.{kind}_proj"
     if fused not in place and f"{fused}_blocks" not in place:
         return None
+    if name in place:
+        raise CheckpointError(f"the checkpoint holds both {name} and {fused}, which are the same; keep the right one.")
     return ExpertPart(fused, int(found[2]), {"gate": 0, "up": 1}.get(found[3]), found[4] == "bias", layout)

@@ -13,12 +13,16 @@ from gguf import GGMLQuantizationType, GGUFWriter
 from gguf.quants import quantize
 from safetensors.torch import load_file
 
-from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
+from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 from paceline.model.gguf.tensors import NEXT_NAMES, names_of
 from paceline.model.read_spec import rounded
 
-KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()} | {"mixtral": "llama"}
-PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe", "granitehybrid")
+KINDS = {arch.model_type: name for name, arch in ARCHITECTURES.items()} | {
+    "mixtral": "llama",
+    "mistral": "mistral3",
+    **dict.fromkeys(("deepseek_v2", "glm4_moe_lite", "youtu"), "deepseek2"),
+}
+PERMUTED = ("llama", "smollm3", "granite", "arcee", "granitemoe", "granitehybrid", "mistral3")
 """Architectures whose pairs the converter puts side by side; those of other interleaved ones lie so from the start."""
 PROMPT = "The quick brown fox"
 
@@ -88,8 +92,12 @@ def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, tor
 
 def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The numbers of recurrent layers as the converter lays them out."""
+    if config["model_type"] == "qwen3_next":
+        return unfused(config, weights)
     if "linear_num_key_heads" in config:
         return recurrent(config, weights)
+    if "kv_lora_rank" in config:
+        return apart(config, weights)
     if config["model_type"] == "falcon_h1":
         weights = multiplied(config, weights)
     out = {}
@@ -103,6 +111,19 @@ def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[s
         elif name.endswith(".A_log"):
             it = -torch.exp(it)[:, None]
         out[name.replace("dt_bias", "dt_proj.bias")] = it
+    return out
+
+
+def apart(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What makes keys of a latent vector, transposed, and what makes values."""
+    out, width = dict[str, torch.Tensor](), config["qk_nope_head_dim"]
+    for name, it in weights.items():
+        if name.endswith("kv_b_proj.weight"):
+            keys, values = it.view(config["num_attention_heads"], -1, it.shape[1]).tensor_split([width], 1)
+            out[name.replace("kv_b", "k_b")] = keys.transpose(1, 2).contiguous()
+            out[name.replace("kv_b", "v_b")] = values.contiguous()
+        else:
+            out[name] = it
     return out
 
 
@@ -127,6 +148,24 @@ def multiplied(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict
         factor = by.get(name.split(".")[-2])
         if factor is not None and name.endswith(".weight"):
             out[name] = it * (factor[:, None] if isinstance(factor, torch.Tensor) else factor)
+    return out
+
+
+def unfused(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Qwen3-Next's queries, keys and values one behind the other, and its gates apart."""
+    keys, ratio = config["linear_num_key_heads"], config["linear_num_value_heads"] // config["linear_num_key_heads"]
+    own, values = config["linear_key_head_dim"], ratio * config["linear_value_head_dim"]
+    out = {}
+    for name, it in weights.items():
+        if name.endswith("in_proj_qkvz.weight"):
+            parts = it.view(keys, -1, it.shape[1]).split([own, own, values, values], 1)
+            query, key, value, gate = (part.flatten(0, 1).contiguous() for part in parts)
+            out[name.replace("qkvz", "qkv")] = torch.cat((query, key, value))
+            out[name.replace("qkvz", "z")] = gate
+        else:
+            it = it.squeeze(1) if name.endswith("conv1d.weight") else it
+            it = -torch.exp(it) if name.endswith(".A_log") else it
+            out[name.replace("dt_bias", "dt_proj.bias")] = it
     return out
 
 
@@ -221,7 +260,26 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         "rope.dimension_count": int(head_dim * partial),
         "rope.freq_base": float(rope["rope_theta"]),
     }
-    known = MIXTRAL if config["model_type"] == "mixtral" else ARCHITECTURES[arch]
+    known = {"mixtral": MIXTRAL, "mistral": STEADY_MISTRAL, "deepseek_v2": SOFTMAX_LATENT, "youtu": DENSE_LATENT}.get(
+        config["model_type"], ARCHITECTURES[arch]
+    )
+    if known.latent:
+        rotated, rank, every = config["qk_rope_head_dim"], config["kv_lora_rank"], rope.get("mscale_all_dim")
+        found |= {
+            "attention.head_count_kv": 1,
+            "attention.key_length": rank + rotated,
+            "attention.value_length": rank,
+            "attention.key_length_mla": config["qk_nope_head_dim"] + rotated,
+            "attention.value_length_mla": config["v_head_dim"],
+            "attention.kv_lora_rank": rank,
+            "attention.q_lora_rank": config["q_lora_rank"],
+            "rope.dimension_count": rotated,
+            "rope.scaling.yarn_log_multiplier": None if every is None else 0.1 * every,
+            "leading_dense_block_count": config["num_hidden_layers"],
+            "expert_feed_forward_length": config["intermediate_size"],
+        }
+        if "mlp_layer_types" in config:
+            config = {**config, "first_k_dense_replace": config["mlp_layer_types"].index("sparse")}
     config = {"num_experts": config.get("num_local_experts"), **config}
     if "linear_num_value_heads" in config:
         config["value_numbers"] = config["linear_num_value_heads"] * config["linear_value_head_dim"]
@@ -244,11 +302,14 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         found["expert_gating_func"] = known.score
     found |= {key: float(config[name]) for key, name in known.floats.items() if config.get(name) is not None}
     found |= {key: config[name] for key, name in known.whole.items() if config.get(name) is not None}
+    if "llama_4_scaling_beta" in rope:
+        found["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
+        found["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
     if rope["rope_type"] in ("linear", "yarn"):
         found |= {"rope.scaling.type": rope["rope_type"], "rope.scaling.factor": float(rope["factor"])}
         if rope["rope_type"] == "yarn":
             found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
-    return {f"{arch}.{key}": value for key, value in found.items()}
+    return {f"{arch}.{key}": value for key, value in found.items() if value is not None}
 
 
 def vocabulary(checkpoint: Path) -> dict[str, Any]:

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 import torch
 from gguf import GGMLQuantizationType as Kind
+from gguf import dequantize
+from gguf.quants import quantize
 from safetensors.torch import load_file, save_file
 from transformers import AutoTokenizer
 
@@ -17,6 +19,7 @@ from paceline.model.checkpoint import read_config
 from paceline.model.linear import STORED
 from paceline.model.load import form, inspect, load_model, measure, packing_of
 from paceline.model.native import NativeDecoder
+from tests.model.gguf import files
 from tests.model.gguf.files import KINDS, PROMPT, write_gguf
 from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
@@ -45,6 +48,8 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
 
 
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+LATENT_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma": {},
     "smollm3": {"no_rope_layer_interval": 4, "layers": 5},
@@ -71,10 +76,17 @@ OTHERS: dict[str, dict[str, Any]] = {
     "jais2": {},
     "qwen3_5_text": {"full_attention_interval": 3},
     "qwen3_5_moe_text": {"full_attention_interval": 2},
+    "qwen3_next": {"full_attention_interval": 2, "norm_topk_prob": True},
+    "ministral3": {},
+    "mistral": {"sliding_window": None, "head_dim": 16},
     "lfm2": {"full_attn_idxs": [1, 2]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "routed_scaling_factor": 1.0},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "falcon_h1": {},
+    "deepseek_v2": {"attention_bias": False, "n_group": 4},
+    "deepseek_v3": {"rope_parameters": {**LATENT_YARN, "mscale": 0.8, "mscale_all_dim": 0.8}},
+    "glm4_moe_lite": {"attention_bias": False, "layers": 3},
+    "youtu": {},
 }
 """What GGUF cannot say is as llama.cpp has it."""
 
@@ -88,11 +100,13 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
 
 
 def test_every_architecture_is_tried() -> None:
-    from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL
+    from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
-    tried |= {"qwen3_vl_text", "qwen3_vl_moe_text"}
-    assert tried == {arch.model_type for arch in (*ARCHITECTURES.values(), MIXTRAL)}
+    tried = (tried | {"qwen3_vl_text", "qwen3_vl_moe_text"}) - {"glm4_moe_lite"}  # it is read as deepseek_v3
+    assert tried == {
+        arch.model_type for arch in (*ARCHITECTURES.values(), STEADY_MISTRAL, MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)
+    }
 
 
 def test_gemma3(tmp_path: Path) -> None:
@@ -117,8 +131,6 @@ def test_llama3_frequencies(tmp_path: Path) -> None:
 
 
 def with_factors(file: Path, checkpoint: Path, factors: torch.Tensor) -> Path:
-    import tests.model.gguf.files as files
-
     class Writer(files.GGUFWriter):  # type: ignore[misc]
         def write_header_to_file(self, *args: Any) -> None:
             self.add_tensor("rope_freqs.weight", factors.float().numpy())
@@ -289,4 +301,71 @@ def test_the_text_of_models_that_read_pictures(arch: str, tmp_path: Path, monkey
     path = tiny_checkpoint(tmp_path, family, vocab=96, layers=3, with_tokenizer=False, **changes)
     monkeypatch.setitem(KINDS, family, arch)
     file = write_gguf(tmp_path / "model.gguf", path, **{f"{arch}__rope__dimension_sections": [24, 20, 20, 0]})
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def test_latent_files_of_two_ages(tmp_path: Path) -> None:
+    """Older files have keys and values of a latent vector in one matrix; a width that fits neither age is named."""
+    path = tiny_checkpoint(tmp_path, "youtu", vocab=96, layers=2, with_tokenizer=False)
+    expected, file = Oracle(path).logits(text(1)), tmp_path / "model.gguf"
+    older = {
+        "deepseek2.attention.key_length_mla": None,
+        "deepseek2.attention.value_length_mla": None,
+        "deepseek2.attention.key_length": 20,
+        "deepseek2.attention.value_length": 10,
+        "deepseek2.attention.head_count_kv": 4,
+    }
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tests.model.gguf.files.apart", lambda config, weights: weights)
+        write_gguf(file, path, **older)
+    torch.testing.assert_close(logits(file, text(1)), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    for key, value, told in (
+        ("attention.key_length", 25, "is not 24, as latent keys"),
+        ("attention.kv_lora_rank", 12, "rank of 16"),
+        ("expert_shared_count", 1, "the model has no experts"),
+        ("leading_dense_block_count", 1, "not the number of layers"),
+        ("rope.scaling.yarn_log_multiplier", 0.1, "no YaRN"),
+    ):
+        write_gguf(tmp_path / f"{key}.gguf", path, **{f"deepseek2.{key}": value})
+        with pytest.raises(CheckpointError, match=told):
+            read_config(tmp_path / f"{key}.gguf")
+
+
+RECURRENT_Q8 = {
+    "qwen3_5_text": ({"linear_value_head_dim": 16, "full_attention_interval": 2}, ("attn_qkv", "attn_gate", "ssm_")),
+    "granitemoehybrid": (
+        {"layer_types": ["linear_attention", "full_attention"], "mamba_expand": 1},
+        ("ssm_in", "ssm_out", "ffn_gate_exps"),
+    ),
+    "deepseek_v3": ({"kv_lora_rank": 32, "qk_nope_head_dim": 32}, ("attn_k_b", "attn_v_b", "attn_kv_a_mqa")),
+}
+
+
+@pytest.mark.parametrize("family", RECURRENT_Q8)
+def test_quantised_parts_are_the_dequantised_ones(family: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of layers with a state, and of latent keys and values, whose rows and columns have an order of their own."""
+    changes, parts = RECURRENT_Q8[family]
+    path = tiny_checkpoint(
+        tmp_path, family, vocab=96, layers=2, hidden=64, with_tokenizer=False, **{"rope_parameters": PLAIN, **changes}
+    )
+    kinds = {"conv1d": Kind.F32, **dict.fromkeys(parts, Kind.Q8_0)}
+    stored = logits(write_gguf(tmp_path / "stored.gguf", path, others=kinds), text(1))
+    monkeypatch.setattr(files, "quantize", lambda data, kind: dequantize(quantize(data, kind), kind))
+    add = files.GGUFWriter.add_tensor
+    monkeypatch.setattr(files.GGUFWriter, "add_tensor", lambda self, name, data, raw_dtype=None: add(self, name, data))
+    assert torch.equal(stored, logits(write_gguf(tmp_path / "wide.gguf", path, others=kinds), text(1)))
+
+
+def test_projections_of_qwen3_next_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There they lie head by head, as in the checkpoint."""
+    path = tiny_checkpoint(tmp_path, "qwen3_next", vocab=96, layers=2, with_tokenizer=False, full_attention_interval=2)
+    take_apart = files.unfused
+
+    def as_they_were(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        whole = {name: it for name, it in weights.items() if "qkvz" in name}
+        out = take_apart(config, weights) | whole
+        return {name: it for name, it in out.items() if "in_proj_qkv." not in name and "in_proj_z." not in name}
+
+    monkeypatch.setattr(files, "unfused", as_they_were)
+    file = write_gguf(tmp_path / "model.gguf", path)
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)

@@ -46,10 +46,17 @@ class Arch:
     """Keys of whole numbers that every file must have."""
     keyless: str = ""
     """What `layer_types` calls layers that have no heads of keys (`attention.head_count_kv` is 0)."""
+    latent: bool = False
+    """Keys and values are made of a latent vector."""
     tiled: bool = False
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
 
+SHARED_EXPERTS = {
+    **QWEN_EXPERTS,
+    "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
+}
 GATED_DELTA = Arch(
     "qwen3_5_text",
     folded=True,
@@ -97,6 +104,7 @@ SHORT_CONVOLUTIONS = Arch(
 )
 ARCHITECTURES: dict[str, Arch] = {
     "llama": Arch("llama", interleaved=True),
+    "mistral3": Arch("ministral3", interleaved=True),
     "qwen2": Arch("qwen2"),
     "qwen3": Arch("qwen3"),
     "phi3": Arch("phi3", whole=WINDOW_KEYS),
@@ -123,15 +131,7 @@ ARCHITECTURES: dict[str, Arch] = {
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
     ),
     "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
-    "qwen2moe": Arch(
-        "qwen2_moe",
-        fixed={"norm_topk_prob": False},
-        mixture={
-            **QWEN_EXPERTS,
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        },
-    ),
+    "qwen2moe": Arch("qwen2_moe", fixed={"norm_topk_prob": False}, mixture=SHARED_EXPERTS),
     "qwen3moe": Arch(
         "qwen3_moe",
         fixed={"norm_topk_prob": True},
@@ -185,14 +185,9 @@ ARCHITECTURES: dict[str, Arch] = {
         mixture={**QWEN_EXPERTS, "expert_feed_forward_length": "moe_intermediate_size"},
     ),
     "qwen35": GATED_DELTA,
-    "qwen35moe": replace(
-        GATED_DELTA,
-        model_type="qwen3_5_moe_text",
-        mixture={
-            **QWEN_EXPERTS,
-            "expert_feed_forward_length": "moe_intermediate_size",
-            "expert_shared_feed_forward_length": "shared_expert_intermediate_size",
-        },
+    "qwen35moe": replace(GATED_DELTA, model_type="qwen3_5_moe_text", mixture=SHARED_EXPERTS),
+    "qwen3next": replace(
+        GATED_DELTA, model_type="qwen3_next", tiled=False, fixed={"norm_topk_prob": True}, mixture=SHARED_EXPERTS
     ),
     "lfm2": SHORT_CONVOLUTIONS,
     "lfm2moe": replace(
@@ -216,6 +211,15 @@ ARCHITECTURES: dict[str, Arch] = {
         keyless="linear_attention",
     ),
     "falcon-h1": Arch("falcon_h1", sizes=MAMBA_SIZES, fixed=UNSCALED),
+    "deepseek2": Arch(
+        "deepseek_v3",
+        latent=True,
+        floats={**NORM, **ROUTER_SCALE},
+        whole=ROUTER_GROUPS,
+        flags=ROUTER_NORM,
+        mixture=DEEPSEEK_ROUTER,
+        score=2,
+    ),
     "jais2": Arch("jais2", floats=LAYER_NORM, fixed={"hidden_act": "relu2"}),
     "ernie4_5-moe": Arch(
         "ernie4_5_moe",
@@ -236,5 +240,17 @@ ARCHITECTURES: dict[str, Arch] = {
         score=3,
     ),
 }
+STEADY_MISTRAL = Arch("mistral", interleaved=True, fixed={"sliding_window": None})
+"""What `mistral3` stands for where queries do not grow with their position."""
+DENSE_LATENT = Arch("youtu", latent=True)
+SOFTMAX_LATENT = Arch(
+    "deepseek_v2",
+    latent=True,
+    floats={**NORM, **ROUTER_SCALE},
+    whole=ROUTER_GROUPS,
+    flags=ROUTER_NORM,
+    mixture=DEEPSEEK_ROUTER,
+)
+"""What `deepseek2` stands for without experts, and with experts that are chosen by shares among all."""
 MIXTRAL = Arch("mixtral", interleaved=True, mixture=LOCAL_EXPERTS)
 """What `llama` stands for where it has experts."""

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from paceline.core.errors import CheckpointError
-from paceline.model.gguf.architectures import ARCHITECTURES, MIXTRAL, Arch
+from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL, Arch
 from paceline.model.gguf.header import Header
 from paceline.model.memo import remembered, states
+from paceline.model.read_attention import STRETCH
 from paceline.model.read_spec import read_spec
 from paceline.model.spec import Delta, Layer, ModelSpec, Rope
 
@@ -40,6 +41,8 @@ USUAL_VALUES: dict[str, tuple[Any, ...]] = {
     "rope.scaling.original_context_length": (0,),
 }
 """Values of keys that are not read which stand for what is computed anyway."""
+GROWTH = "attention.temperature_scale"
+"""Key of how much queries grow with their position (`Family.stretched`)."""
 MAX_NUMBER = 1e30
 MAX_SIZE = 1 << 24
 """No size of a model is larger: what is, is damage, and would be taken as memory."""
@@ -47,12 +50,20 @@ MAX_SIZE = 1 << 24
 
 def arch_of(header: Header) -> Arch:
     name = header.metadata.get("general.architecture")
-    if name not in ARCHITECTURES:
+    if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = f"of architecture {str(name)[:40]!r}" if name is not None else "without general.architecture"
         raise CheckpointError(
             f"{header.path} is {shown}, which is not served; supported architectures are {', '.join(ARCHITECTURES)}."
         )
-    return MIXTRAL if name == "llama" and header.metadata.get("llama.expert_count") else ARCHITECTURES[name]
+    found = (header.metadata.get(f"{name}.{key}") for key in ("expert_count", "expert_gating_func"))
+    experts, score = (it if isinstance(it, int) else 0 for it in found)
+    if name == "deepseek2" and not experts:
+        return DENSE_LATENT
+    if name == "mistral3" and header.metadata.get(f"{name}.{GROWTH}") is None:
+        return STEADY_MISTRAL
+    if name == "deepseek2" and score in (0, 1):
+        return SOFTMAX_LATENT
+    return MIXTRAL if name == "llama" and experts else ARCHITECTURES[name]
 
 
 class ConfigReader:
@@ -65,9 +76,16 @@ class ConfigReader:
     def wrong(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"{self.prefix}{key} in {self.header.path} {what}; convert the model again.")
 
-    def raw(self, key: str) -> Any:
+    def raw(self, key: str, many: bool = False) -> Any:
+        """Any value; of a list, unless `many` are wanted, the one number that all layers share."""
         self.seen.add(key)
-        return self.header.metadata.get(self.prefix + key)
+        value = self.header.metadata.get(self.prefix + key)
+        if many or not isinstance(value, np.ndarray | list):
+            return value
+        each = value.tolist() if isinstance(value, np.ndarray) else value
+        if len({*map(str, each)}) != 1:
+            raise self.wrong(key, "differs from layer to layer, which is not served")
+        return each[0]
 
     def refuse_unread(self) -> None:
         """CheckpointError for a key of the architecture that nothing has read and that may say something."""
@@ -79,10 +97,6 @@ class ConfigReader:
     def whole(self, key: str, default: int | None = None) -> int:
         """A number above 0 that all layers share."""
         value = self.raw(key)
-        if isinstance(value, np.ndarray):
-            if len({*value.tolist()}) != 1:
-                raise self.wrong(key, "differs from layer to layer, which is not served")
-            value = value.tolist()[0]
         if value is None and default is not None:
             return default
         if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
@@ -104,7 +118,7 @@ class ConfigReader:
 
 def says_nothing(key: str, value: Any) -> bool:
     """Whether a key has the value that stands for what is computed anyway."""
-    return key in USUAL_VALUES and value in USUAL_VALUES[key]
+    return key in USUAL_VALUES and not isinstance(value, np.ndarray | list) and value in USUAL_VALUES[key]
 
 
 def config_of(header: Header) -> dict[str, Any]:
@@ -118,24 +132,19 @@ def config_of(header: Header) -> dict[str, Any]:
         if config["num_hidden_layers"] < 1:
             raise read.wrong("nextn_predict_layers", f"is {behind}, which leaves no layer")
     heads = config["num_attention_heads"]
+    if arch.latent:
+        return latent_config(header, arch, read, config)
     head_dim = read.whole("attention.key_length", max(1, config["hidden_size"] // heads))
     if read.whole("attention.value_length", head_dim) != head_dim:
         raise read.wrong("attention.value_length", f"is not {head_dim}, the length of a key, which is not served")
     rotated, (kv, keyless) = read.whole("rope.dimension_count", head_dim), key_heads(arch, read, heads)
     if rotated > head_dim or rotated % 2 or heads % kv:
         raise read.wrong("attention", f"has {heads} heads, {kv} for keys, of {head_dim}, {rotated} of them rotated")
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{header.path} has no matrix token_embd.weight; download it again.")
-    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
     config |= {
+        **vocabulary_of(header),
         "model_type": arch.model_type,
         "num_key_value_heads": kv,
         "head_dim": head_dim,
-        "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "pad_token_id": None,
-        "eos_token_id": eos if type(eos) is int and 0 <= eos < embedding.shape[0] else None,
         "rope_parameters": rope_of(read, rotated / head_dim),
         "partial_rotary_factor": rotated / head_dim,
         **arch.fixed,
@@ -153,10 +162,82 @@ def config_of(header: Header) -> dict[str, Any]:
     return config
 
 
+def vocabulary_of(header: Header) -> dict[str, Any]:
+    """The fields about tokens."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{header.path} has no matrix token_embd.weight; download it again.")
+    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
+    return {
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "pad_token_id": None,
+        "eos_token_id": eos if type(eos) is int and 0 <= eos < embedding.shape[0] else None,
+    }
+
+
+def latent_config(header: Header, arch: Arch, read: ConfigReader, config: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a model whose keys and values are made of a latent vector (MLA). Newer files have one head of keys,
+    as wide as that vector and what is rotated, and the widths of the heads that are made of it under names of their
+    own."""
+    heads, rotated, rank = config["num_attention_heads"], read.whole("rope.dimension_count"), 0
+    if (absorbed := read.raw("attention.key_length_mla")) is not None:
+        width, value = read.whole("attention.key_length_mla"), read.whole("attention.value_length_mla")
+        rank = read.whole("attention.value_length")
+    else:
+        width, value = read.whole("attention.key_length"), read.whole("attention.value_length")
+    of_keys = {"attention.key_length": width if absorbed is None else rank + rotated,
+               "attention.head_count_kv": heads if absorbed is None else 1}  # fmt: skip
+    for key, expected in of_keys.items():
+        if read.whole(key) != expected:
+            raise read.wrong(key, f"is not {expected}, as latent keys and values have it")
+    if width <= rotated or rank not in (0, read.whole("attention.kv_lora_rank")):
+        raise read.wrong("attention", f"has heads of {width}, {rotated} of them rotated, and a rank of {rank}")
+    params = rope_of(read, 1.0)
+    every = read.number("rope.scaling.yarn_log_multiplier", 0.0)
+    if every and params["rope_type"] == "yarn":
+        params |= {"mscale": 10 * every, "mscale_all_dim": 10 * every}  # the two are the same in all that is published
+    elif every:
+        raise read.wrong("rope.scaling.yarn_log_multiplier", "is there, but the rotation is no YaRN")
+    config |= {
+        **vocabulary_of(header),
+        "model_type": arch.model_type,
+        "num_key_value_heads": heads,
+        "kv_lora_rank": read.whole("attention.kv_lora_rank"),
+        "q_lora_rank": whole_or_none(read, "attention.q_lora_rank") or None,
+        "qk_nope_head_dim": width - rotated,
+        "qk_rope_head_dim": rotated,
+        "v_head_dim": value,
+        "rope_parameters": params,
+    }
+    for key, name in arch.floats.items():
+        if "epsilon" in key or read.raw(key) is not None:
+            config[name] = read.number(key)
+    config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
+    config |= mixture_of(arch, read, config["num_hidden_layers"])
+    if arch.model_type == "deepseek_v2":
+        config["topk_method"] = "group_limited_greedy" if config.get("n_group", 1) > 1 else "greedy"
+        config.setdefault("n_group", 1)
+        config.setdefault("topk_group", 1)
+    elif arch.mixture:
+        config.setdefault("norm_topk_prob", False)
+        config.setdefault("n_group", 1)
+        config.setdefault("topk_group", 1)
+    if not arch.mixture:
+        for key in ("expert_count", "expert_used_count", "expert_shared_count"):
+            if whole_or_none(read, key):
+                raise read.wrong(key, "is there, but the model has no experts")
+        read.raw("expert_feed_forward_length")  # written, whether there are experts or not
+        if whole_or_none(read, "leading_dense_block_count") not in (0, config["num_hidden_layers"]):
+            raise read.wrong("leading_dense_block_count", "is not the number of layers, but there are no experts")
+    read.refuse_unread()
+    return config
+
+
 def key_heads(arch: Arch, read: ConfigReader, heads: int) -> tuple[int, list[bool]]:
     """How many heads of keys the layers that attend have, and which have none; empty: all attend."""
     key = "attention.head_count_kv"
-    value = read.raw(key)
+    value = read.raw(key, many=bool(arch.keyless))
     if not arch.keyless or not isinstance(value, np.ndarray):
         return read.whole(key, heads), []
     some = {int(it) for it in value.tolist()} - {0}
@@ -168,7 +249,7 @@ def key_heads(arch: Arch, read: ConfigReader, heads: int) -> tuple[int, list[boo
 def sliding_layers(read: ConfigReader, config: Mapping[str, Any]) -> dict[str, Any]:
     """`layer_types`, where the file says which layers slide: by a flag for each, or all but each n-th."""
     key, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
-    value = read.raw(key)
+    value = read.raw(key, many=True)
     if value is None or config.get("sliding_window") is None:
         return {}
     flags = value.tolist() if isinstance(value, np.ndarray) else value
@@ -257,7 +338,7 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
             own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
         return own
-    if kind in ("qwen3_5_text", "qwen3_5_moe_text"):
+    if kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
         heads, numbers = config["linear_num_value_heads"], config["value_numbers"]
         if numbers % heads:
             raise read.wrong("ssm.inner_size", f"is {numbers}, no multiple of the {heads} of ssm.time_step_rank")
@@ -273,10 +354,16 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
             shared = whole_or_none(read, "expert_shared_feed_forward_length") or config["intermediate_size"]
             own |= {"shared_intermediate_size": shared, "num_local_experts": config.get("num_local_experts", 0)}
             turned = read.raw("rope.scaling.finetuned")
+            if turned not in (None, False, True):
+                raise read.wrong("rope.scaling.finetuned", f"is {str(turned)[:40]}, but must be true or false")
             own["position_embedding_type"] = "rope" if turned else "nope"
         return own
     if kind == "lfm2_moe":
         return {"use_expert_bias": any("exp_probs_b" in name for name in header.tensors)}
+    if kind == "ministral3":
+        every = read.number("rope.scaling.yarn_log_multiplier", 0.0)
+        own = {"mscale": every, "mscale_all_dim": every} if every and params["rope_type"] == "yarn" else {}
+        return {"rope_parameters": {**params, **own, STRETCH: read.number(GROWTH)}}
     if kind == "exaone_moe":
         return {} if "layer_types" in config else {"sliding_window_pattern": 4}
     if kind == "gpt_oss":
@@ -336,7 +423,7 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
     spec = read_spec(config, max_len)
     return replace(
         spec,
-        layers=in_turns(stretched(header, spec.layers)) if arch.tiled else stretched(header, spec.layers),
+        layers=as_stored(header, arch, stretched(header, spec.layers)),
         norm_offset=0.0 if arch.folded else spec.norm_offset,
         qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
         out_bias="blk.0.attn_output.bias" in header.tensors,
@@ -344,11 +431,15 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
     )
 
 
-def in_turns(layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Layers whose value heads lie in turns of the key heads."""
-    return tuple(
-        replace(it, mixer=replace(it.mixer, tiled=True)) if isinstance(it.mixer, Delta) else it for it in layers
-    )
+def as_stored(header: Header, arch: Arch, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Layers with what the file says of how a gated delta rule's numbers lie."""
+    paired = any(name.endswith(".ssm_ba.weight") for name in header.tensors)
+    fused = any(name.endswith(".ssm_in.weight") for name in header.tensors)
+
+    def stored(form: Delta) -> Delta:
+        return replace(form, fused=fused, paired=paired and not fused, tiled=arch.tiled)
+
+    return tuple(replace(it, mixer=stored(it.mixer)) if isinstance(it.mixer, Delta) else it for it in layers)
 
 
 def stretched(header: Header, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:

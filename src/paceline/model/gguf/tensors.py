@@ -14,7 +14,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
-from paceline.model.gguf.config import arch_of
+from paceline.model.gguf.config import ConfigReader, arch_of, whole_or_none
 from paceline.model.gguf.header import Header, TensorEntry, read_header
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
@@ -30,6 +30,7 @@ NEXT_NAMES = {
     "embed_tokens": "embed_tokens",
 }
 """Tensors `mtp.*` of a layer for further tokens, and what they are called below `blk.N.nextn.`."""
+LATENT_MATRIX = ".kv_b_proj.weight"
 DECAY, OFFSET, THROUGH, SPREAD_NORM = ".A_log", ".dt_bias", ".D", "mamba.norm.weight"
 """Ends of names of a recurrence's numbers: decay rates, which GGUF has as -exp(A); what is added to time steps; factors
 of what passes by the state; a norm."""
@@ -62,6 +63,8 @@ def load_header(path: Path) -> Header:
 def merged(files: tuple[tuple[Path, int, int, int], ...]) -> Header:
     first, *others = [read_header(file) for file, *_ in files]
     count = first.metadata.get("split.count", 1)
+    if not isinstance(count, int):
+        raise CheckpointError(f"split.count in {first.path} is {str(count)[:40]}, no number; convert the model again.")
     if count > 1 and count != len(files):
         raise CheckpointError(
             f"{first.path} is a part of {count}, but its name does not end in -00001-of-{count:05}.gguf; give the "
@@ -114,9 +117,9 @@ class GgufTensors:
         self.path, self.header = path, load_header(path)
         arch = arch_of(self.header)
         self.interleaved, self.renamed = arch.interleaved, arch.names
-        architecture = self.header.metadata["general.architecture"]
-        self.blocks = self.header.metadata[f"{architecture}.block_count"]
-        self.layers = self.blocks - (self.header.metadata.get(f"{architecture}.nextn_predict_layers") or 0)
+        architecture, read = self.header.metadata["general.architecture"], ConfigReader(self.header)
+        self.blocks = read.whole("block_count")
+        self.layers = self.blocks - whole_or_none(read, "nextn_predict_layers")
         self.names = names_of(architecture, self.blocks)
         family = FAMILIES[arch.model_type]
         self.predicts = family.mtp and self.blocks == self.layers + 1
@@ -127,6 +130,8 @@ class GgufTensors:
             self.names = {**self.names, **more}
         self.maps = {file: mapped(file) for file in parts_of(path)}
         self.taken: set[str] = set()
+        self.experts: dict[str, int] = {}
+        """How many experts were taken of a tensor that holds several."""
         self.read: list[TensorEntry] = []
 
     @property
@@ -172,6 +177,8 @@ class GgufTensors:
                 f"tensor {found.name} in {found.file} has shape {found.shape} where the metadata imply {shape}; "
                 "the file is damaged or made by a broken converter."
             )
+        if (number := self.named(name)[1]) is not None:
+            self.experts[found.name] = max(self.experts.get(found.name, 0), number + 1)
         self.taken.add(found.name)
         self.read.append(found)
         return found
@@ -182,6 +189,8 @@ class GgufTensors:
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:
         """The tensor as floats: float32, or `dtype`, rounded once."""
+        if name.endswith(LATENT_MATRIX) and self.found(name) is None:
+            return self.from_latent(name, shape, dtype)
         entry = self.entry(name, shape)
         raw = self.raw(entry)
         if entry.kind in FLOAT_KINDS:
@@ -195,6 +204,18 @@ class GgufTensors:
         for into, bytes_ in zip(torch.split(rows, step), torch.split(lines, step)):
             into.copy_(decode(bytes_.reshape(-1), entry.kind, *into.shape).floats())
         return out
+
+    def from_latent(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None) -> Tensor:
+        """What makes keys and values of a latent vector: by head, rows of keys and then of values. The file has each in
+        a tensor of its own, those of keys transposed."""
+        keys, values = (name.replace("kv_b_proj", f"{it}_b_proj") for it in "kv")
+        place = self.found(values)
+        if place is None or len(place.shape) != 3:
+            raise CheckpointError(f"tensor {self.named(values)[0]} is missing from {self.path}; download it again.")
+        heads, width, rank = place.shape
+        of_values = self.take(values, place.shape, dtype)
+        of_keys = self.take(keys, (heads, rank, shape[0] // heads - width), dtype)
+        return torch.cat((of_keys.transpose(1, 2), of_values), 1).reshape(shape)
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:
         """A matrix as whole numbers with a scale for each group, exactly; None: it is stored as floats."""
@@ -224,6 +245,9 @@ class GgufTensors:
         self.read.clear()
 
     def leftover(self) -> Iterator[str]:
+        for name, count in self.experts.items():
+            if self.place[name].shape[0] > count:
+                yield f"{name}, expert {count}"
         for name in self.header.tensors:
             if name not in self.taken and name not in CONFIG_TENSORS and not self.further(name):
                 yield name
