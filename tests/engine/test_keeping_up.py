@@ -33,8 +33,9 @@ class Deaf(Governor):
         pass
 
     def drafted(
-        self, work: Work, seconds: float, tokens: Mapping[str, tuple[int, int]], total: int, straight: bool
-    ) -> None:
+        self, work: Work, seconds: float, tokens: Mapping[str, tuple[int, int]], total: int, straight: bool,
+        waited: float = 0.0,
+    ) -> None:  # fmt: skip
         pass
 
     def shared(self, seconds: float, lost: float, chosen: float) -> None:

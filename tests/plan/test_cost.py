@@ -223,6 +223,15 @@ def test_after_a_busy_start_a_quick_pass_tells_the_speed() -> None:
         assert times.of_target(work) == pytest.approx(true, rel=0.05)
 
 
+@pytest.mark.parametrize("seen", [0, 5])
+def test_a_pass_of_no_time_leaves_prices_above_zero(seen: int) -> None:
+    """A clock may stand still."""
+    times, work = StepTimes(), Work.of([(1, 40, 1)])
+    for seconds in [0.01] * seen + [0.0, 0.01, 0.0]:
+        times.observe(work, [], Times(seconds, {}, 0.0))
+        assert times.speed > 0.0 and times.predict(work, []) > 0.0
+
+
 def test_a_table_is_kept_as_json() -> None:
     rng, times = random.Random(4), StepTimes()
     for _ in range(50):

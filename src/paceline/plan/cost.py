@@ -269,7 +269,7 @@ class StepTimes:
         """One step, as planned and as it was."""
         self.latest = list(parts)
         if not self.seen:
-            self.speed = times.target / self.target.predict(_features(work))
+            self.speed = max(times.target, FLOOR) / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
         strange = {part.drafter for part in parts} - self.drafts.keys()
         if work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts):
@@ -308,7 +308,7 @@ class StepTimes:
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
         """A pass of the target took `seconds`. A plain one tells the machine's speed; one with further rows, whether
         that number of them is priced well. After a busy start the first that is far too quick tells the speed."""
-        ratio = min(OFF, seconds / max(expected, FLOOR))
+        ratio = min(OFF, max(seconds, FLOOR) / max(expected, FLOOR))
         quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
         if plain or quick:
             faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + DRIFT * (ratio - 1.0)
