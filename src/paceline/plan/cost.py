@@ -281,7 +281,7 @@ class StepTimes:
         nodes = judged(parts)
         target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
         rest = self.of_rest(work.requests, nodes, work.passes)
-        wrong = abs((target + sum(drafts) + rest - self.of_saved(work, parts)) / times.total - 1.0)
+        wrong = abs((target + sum(drafts) + rest - self.of_saved(work, parts)) / max(times.total, FLOOR) - 1.0)
         self.error += (wrong - self.error) / min(self.seen + 1, 100)
         self.seen += 1
         if any(part.drafter in self.beside for part in parts):
