@@ -11,6 +11,7 @@ from paceline.model.families_mixed import MIXED_FAMILIES
 from paceline.model.families_recurrent import RECURRENT_FAMILIES
 from paceline.model.family import Family, Mixed, Names
 
+LLAMA = Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias")
 GEMMA_NAMES = Names(
     attention_post_norm="post_attention_layernorm",
     ffn_norm="pre_feedforward_layernorm",
@@ -57,7 +58,9 @@ COHERE = Family(
     refused=("use_qk_norm",),
 )
 DENSE_FAMILIES: dict[str, Family] = {
-    "llama": Family("LlamaForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"),
+    "llama": LLAMA,
+    "iquestcoder": replace(LLAMA, architecture="IQuestCoderForCausalLM"),
+    "internlm3": replace(LLAMA, architecture="InternLM3ForCausalLM"),
     "mistral": Family("MistralForCausalLM", window="sliding_window"),
     "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="sliding_window", layer_types=True),
     "qwen3": Family(
@@ -70,12 +73,6 @@ DENSE_FAMILIES: dict[str, Family] = {
     ),
     "qwen3_vl_text": Family(
         "Qwen3VLForConditionalGeneration", qkv_bias="attention_bias", out_bias="attention_bias", qk_norm=True
-    ),
-    "iquestcoder": Family(
-        "IQuestCoderForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
-    ),
-    "internlm3": Family(
-        "InternLM3ForCausalLM", qkv_bias="attention_bias", out_bias="attention_bias", mlp_bias="mlp_bias"
     ),
     "phi3": Family(
         "Phi3ForCausalLM",

@@ -54,7 +54,6 @@ GRANITE_MOE = Family(
     divided=True,
     experts=GRANITE_EXPERTS,
 )
-ALL_MIXED = replace(DEEPSEEK_EXPERTS, first="")
 GLM4_MOE = Family(
     "Glm4MoeForCausalLM",
     names=DEEPSEEK_NAMES,
@@ -126,7 +125,13 @@ MIXED_FAMILIES: dict[str, Family] = {
             correction="mlp.gate.expert_bias",
         ),
     ),
-    "solar_open": replace(GLM4_MOE, architecture="SolarOpenForCausalLM", qk_norm=False, beyond="", experts=ALL_MIXED),
+    "solar_open": replace(
+        GLM4_MOE,
+        architecture="SolarOpenForCausalLM",
+        qk_norm=False,
+        beyond="",
+        experts=replace(DEEPSEEK_EXPERTS, first=""),
+    ),
     "dots1": replace(
         GLM4_MOE,
         architecture="Dots1ForCausalLM",
@@ -170,7 +175,6 @@ MIXED_FAMILIES: dict[str, Family] = {
     "granitemoeshared": replace(
         GRANITE_MOE,
         architecture="GraniteMoeSharedForCausalLM",
-        names=GRANITE_NAMES,
         experts=replace(GRANITE_EXPERTS, shared="shared_intermediate_size", shared_gated=False),
     ),
     "gpt_oss": Family(
