@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# Everything that needs a GPU, once, in eight minutes: bench/gpu.sh [OUT]
+# Everything that needs a GPU, once, in nine minutes: bench/gpu.sh [OUT]
 #
 # Each stage leaves its result in OUT (gpu-results) and the next ones run whatever became of it; OUT/table.md says what
 # there is. On a bare machine it installs the package into OUT/venv. No hub is asked for anything.
 #   TARGET=DIR DRAFT=DIR   a real pair, measured too
+#   WHEELS=DIR             packages that are missing come from there: for a machine that reaches no index
 #   GPU_TOY=1              a rehearsal on a CPU: Triton's interpreter, a tiny model, no repeats
 set -u
 cd "$(dirname "$0")/.."
@@ -15,6 +16,10 @@ export PYTHONPATH="$PWD/src:$PWD${PYTHONPATH:+:$PYTHONPATH}" OUT
 SLOW=1
 if [ -n "${GPU_TOY:-}" ]; then export TRITON_INTERPRET=1 SLOW=5; fi
 
+if [ -n "${WHEELS:-}" ]; then
+  "$PYTHON" -m pip install -q --no-index --no-deps --target "$OUT/site" "$WHEELS"/*.whl > "$OUT/install.txt" 2>&1
+  export PYTHONPATH="$OUT/site:$PYTHONPATH" PIP_NO_INDEX=1
+fi
 if ! "$PYTHON" -c "import torch, triton, transformers, typer, pytest, hypothesis" 2> /dev/null; then
   "$PYTHON" -m venv --system-site-packages "$OUT/venv" && PYTHON="$OUT/venv/bin/python"
   timeout 240 "$PYTHON" -m pip install -q ".[test]" triton > "$OUT/install.txt" 2>&1 || echo "install failed: $OUT/install.txt"
@@ -38,6 +43,7 @@ stage tests 100 "$PYTHON" -m pytest -q -o addopts= -p no:cacheprovider -m "not f
 stage lossless 90 "$PYTHON" -m bench.gpu lossless
 stage bf16 70 "$PYTHON" -m bench.gpu bf16
 stage int4 60 "$PYTHON" -m bench.gpu int4
+stage tiles 90 "$PYTHON" -m bench.gpu tiles
 stage pair 80 "$PYTHON" -m bench.gpu pair
 stage vllm 150 "$PYTHON" -m bench.gpu vllm
 stage table 20 "$PYTHON" -m bench.gpu table

@@ -151,7 +151,21 @@ def bandwidth(quantize: str | None) -> None:
             print(found["passes"][-1], flush=True)
         model.graphs = graphs
     found["graphs"] = str(model.graphs and model.graphs.counts)
-    leave(name, found)
+    for rows in ROWS[:4:3]:
+        found[f"kernels_{rows}"] = kernels_of(lambda rows=rows: model.forward(pass_(rows, False, device)))
+        leave(name, found)
+        print(rows, *found[f"kernels_{rows}"][:8], sep="\n", flush=True)
+
+
+def kernels_of(call: Callable[[], Any]) -> list[dict[str, Any]]:
+    """Kernels of a call by their microseconds on the device, the longest first."""
+    if not torch.cuda.is_available():
+        return []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as seen:
+        call()
+        wait()
+    times = sorted(seen.key_averages(), key=lambda each: -each.self_device_time_total)
+    return [{"kernel": it.key[:60], "count": it.count, "us": it.self_device_time_total} for it in times[:20]]
 
 
 def pair() -> None:
@@ -164,6 +178,12 @@ def pair() -> None:
     command += [*(["--draft", draft] if draft else []), "--methods", "none,model,auto" if draft else "none,auto"]
     command += ["--max-tokens", "64", "--num-prompts", "8", "--json", str(OUT / "pair.json")]
     sys.exit(subprocess.run(command, check=False).returncode)
+
+
+def sweep() -> None:
+    from bench.gpu.tiles import tiles
+
+    tiles(leave)
 
 
 VLLM = """
@@ -241,5 +261,5 @@ def table() -> None:
 
 STAGES: dict[str, Callable[[], None]] = {
     "environment": environment, "lossless": lossless, "bf16": lambda: bandwidth(None),
-    "int4": lambda: bandwidth("int4"), "pair": pair, "vllm": vllm, "table": table,
+    "int4": lambda: bandwidth("int4"), "tiles": sweep, "pair": pair, "vllm": vllm, "table": table,
 }  # fmt: skip

@@ -174,7 +174,7 @@ types = {"parts": "*fp32", "levels": "*fp32", "out": "*bf16", "limits": "*i64", 
 compiled(kernels._join, types, dict(DIM=80, LANES=128, SPAN=256))
 types = dict.fromkeys(["qkv", "cos", "sin", "pool"], "*bf16") | {"slot": "*i64"}
 types |= dict.fromkeys(["stride", "cos_stride", "sin_stride", "slots", "heads", "kv_heads"], "i32")
-compiled(turn_rows, types, dict(DIM=80, LANES=128, TURNED=40))
+assert "bar.sync" in compiled(turn_rows, types, dict(DIM=80, LANES=128, TURNED=40)), "warps wait for one another"
 print("compiled")
 """
 

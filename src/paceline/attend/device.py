@@ -1,7 +1,9 @@
 """The device that kernels run on: a GPU, or this CPU where Triton's interpreter stands in for one."""
 
 import os
+from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 
@@ -16,7 +18,26 @@ def simulated(device: Device) -> bool:
 
 def interpreted() -> bool:
     """Do kernels run in Triton's interpreter?"""
-    return os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+    found = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
+    if found:
+        multiply_rows_alone()
+    return found
+
+
+@cache
+def multiply_rows_alone() -> None:
+    """Give the interpreter a product whose rows do not depend on one another, as a tensor core's do not. Its own is a
+    BLAS's, which on CPUs with AVX2 gives a row other bits in a matrix of other height."""
+    import numpy
+    from triton.runtime import interpreter
+
+    def dot(self: Any, a: Any, b: Any, sums: Any, *how: Any) -> Any:
+        rows, columns = (it.data.astype(numpy.float64) for it in (a, b))
+        product = numpy.einsum("...ij,...jk->...ik", rows, columns).astype(sums.data.dtype)
+        return interpreter.TensorHandle(product + sums.data, sums.dtype.scalar)
+
+    builder: Any = interpreter.InterpreterBuilder
+    builder.create_dot = dot
 
 
 def tensors_on(device: Device) -> torch.device:

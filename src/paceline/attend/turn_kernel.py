@@ -21,6 +21,7 @@ def turn_rows(  # type: ignore[no-untyped-def]
     s = tl.load(sin + row * sin_stride + lane, mask=turned, other=0.0).to(tl.float32)
     y = (x.to(tl.float32) * c + pair * s).to(x.dtype)
     where = tl.load(slot + row + lane * 0)
+    tl.debug_barrier()  # another warp may still have to read the numbers that are replaced now
     tl.store(own + lane, y, mask=inside & (part < heads))
     place = (tl.maximum(head - heads, 0).to(tl.int64) * slots + where) * DIM + lane
     tl.store(pool + place, y, mask=inside & (part >= heads) & (where >= 0))

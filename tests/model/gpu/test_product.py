@@ -34,7 +34,7 @@ def test_equals_its_twin(pack, shape: tuple[int, int]) -> None:
     for offset in (None, bias):
         matrix = pack(weight, offset)
         for rows in (1, 33):
-            torch.testing.assert_close(matrix(x[:rows]), matrix.twin(x[:rows]), rtol=1e-4, atol=3e-4)
+            torch.testing.assert_close(matrix(x[:rows]), matrix.twin(x[:rows]), rtol=1e-4, atol=1e-3)
     assert (product.parts_of(*shape) > 1) == (shape[1] > 1024)
 
 

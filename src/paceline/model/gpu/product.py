@@ -24,7 +24,7 @@ GROUP_INPUTS, RECORD_GROUPS = 32, 8
 """Inputs of a group of 4-bit codes, and groups whose scales share a factor."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _multiply(  # type: ignore[no-untyped-def]
     x, weight, scale, bias, out, rows, outputs, inputs, stride, each,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr, PARTS: tl.constexpr,
@@ -56,7 +56,7 @@ def _multiply(  # type: ignore[no-untyped-def]
     tl.store(out + place, total, mask=mine[:, None] & real[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _multiply4(  # type: ignore[no-untyped-def]
     x, weight, halves, times, bias, out, rows, outputs, inputs, stride, each, pairs,
     ROWS: tl.constexpr, OUTPUTS: tl.constexpr, GROUP: tl.constexpr, RECORD: tl.constexpr, PARTS: tl.constexpr,
@@ -95,7 +95,7 @@ def _multiply4(  # type: ignore[no-untyped-def]
     tl.store(out + place, total, mask=mine[:, None] & real[None, :])
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def _add_up(  # type: ignore[no-untyped-def]
     parts, scale, bias, out, rows, outputs,
     PARTS: tl.constexpr, OUTPUTS: tl.constexpr, SCALED: tl.constexpr, BIASED: tl.constexpr,
