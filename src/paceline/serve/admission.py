@@ -1,5 +1,6 @@
 """Admission of requests: keys, a bounded queue, token limits, and a limit on the size of bodies."""
 
+import asyncio
 import hashlib
 import hmac
 import math
@@ -195,6 +196,35 @@ class Bodies(Budget):
             yield share
         finally:
             self.give(owner, share.size)
+
+
+class Turns:
+    """Requests that begin: in each turn of the event loop one of each client. What answers a request at once (figures,
+    a list of models, a refusal) keeps the loop for milliseconds, and on hundreds of connections seconds would pass
+    before it came to another client. For the event loop alone."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def wait(self, owner: str) -> None:
+        """Return when this client may begin a request; at once where it began none in this turn."""
+        loop = asyncio.get_running_loop()
+        if (others := self._waiting.get(owner)) is None:
+            self._waiting[owner] = deque()
+            loop.call_soon(self._next, owner)
+            return
+        others.append(turn := loop.create_future())
+        await turn
+
+    def _next(self, owner: str) -> None:
+        waiting = self._waiting[owner]
+        while waiting and waiting[0].done():  # it was cancelled
+            waiting.popleft()
+        if not waiting:
+            del self._waiting[owner]
+            return
+        waiting.popleft().set_result(None)
+        asyncio.get_running_loop().call_soon(self._next, owner)
 
 
 class Hosts:
