@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from ipaddress import ip_address
 from time import monotonic
 
@@ -280,12 +281,16 @@ class Origins:
 def address_of(scope: Scope) -> str:
     """Owner of a connection if there are no keys: an IPv4 address, or the first 64 bits of an IPv6 address."""
     client = scope.get("client")
-    if not client:
-        return ""
+    return owner_at(str(client[0])) if client else ""
+
+
+@lru_cache(maxsize=1024)
+def owner_at(host: str) -> str:
+    """The same of a host; kept, since a flood of connections asks for the same ones."""
     try:
-        address = ip_address(client[0])
+        address = ip_address(host)
     except ValueError:
-        return str(client[0])
+        return host
     if address.version == 6 and (mapped := address.ipv4_mapped) is not None:
         address = mapped
     return str(address) if address.version == 4 else ":".join(address.exploded.split(":")[:4])

@@ -27,8 +27,8 @@ ENGINE_DIED = 3
 """Exit code when the engine thread died, or the warm-up failed."""
 BACKLOG = 2048
 ACCEPTS = 16
-"""Connections that are taken in one turn of the loop. asyncio's own loop takes as many as may wait: thousands would keep
-it for seconds."""
+"""Connections that are taken in one turn of the loop. asyncio's own loop takes as many as may wait, and would be kept
+for seconds."""
 SWITCH_S = 0.0005
 """Seconds for which a thread keeps Python's lock while another one waits. The engine's thread takes it several times a
 pass, and during a crowd of requests each time would cost Python's own 5 ms."""
