@@ -7,7 +7,7 @@ import pytest
 
 from paceline import SamplingParams
 from paceline.core.errors import InputError
-from paceline.serve.admission import ApiKeys, Gate, Turns
+from paceline.serve.admission import ApiKeys, Gate, LoopTurns
 from paceline.serve.errors import ApiError
 from paceline.serve.other_clients import UNLIMITED_TOKENS
 
@@ -68,7 +68,7 @@ def test_keys() -> None:
 
 
 async def test_one_request_of_each_client_begins_in_a_turn_of_the_loop() -> None:
-    turns, begun = Turns(), list[str]()
+    turns, begun = LoopTurns(), list[str]()
 
     async def begin(owner: str) -> None:
         await turns.wait(owner)

@@ -199,7 +199,7 @@ class Bodies(Budget):
             self.give(owner, share.size)
 
 
-class Turns:
+class LoopTurns:
     """Requests that begin: in each turn of the event loop one of each client. What answers a request at once (figures,
     a list of models, a refusal) keeps the loop for milliseconds, and on hundreds of connections seconds would pass
     before it came to another client. For the event loop alone."""
