@@ -286,7 +286,7 @@ def address_of(scope: Scope) -> str:
 
 @lru_cache(maxsize=1024)
 def owner_at(host: str) -> str:
-    """The same of a host; kept, since a flood of connections asks for the same ones."""
+    """Owner of a connection from this host; kept, since a flood of connections asks for few."""
     try:
         address = ip_address(host)
     except ValueError:
