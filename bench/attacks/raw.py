@@ -194,6 +194,39 @@ def odd(url: str, key: str) -> str:
     return " ".join(f"{count}x{each}" for each, count in sorted(counts.items())) + f", slowest {slow:.2f} s"
 
 
+def eager(url: str, sent: bytes, seconds: float = 2.0) -> int:
+    """The same request on 32 connections, four at a time on each, and again for each answer; the answers."""
+    count = 0
+    with selectors.DefaultSelector() as ready:
+        held = opening(url, 32, sent * 4)
+        for each in held:
+            each.setblocking(False)
+            ready.register(each, selectors.EVENT_READ)
+        end = time.monotonic() + seconds
+        while ready.get_map() and time.monotonic() < end:
+            for one, _ in ready.select(0.1):
+                said = b""
+                with suppress(OSError):
+                    said = one.fileobj.recv(1 << 20)  # type: ignore[union-attr]
+                if not said:
+                    ready.unregister(one.fileobj)
+                    continue
+                count += (more := said.count(b"HTTP/1.1 "))
+                with suppress(OSError):
+                    one.fileobj.send(sent * more)  # type: ignore[union-attr]
+    for each in held:
+        each.close()
+    return count
+
+
+def reads(url: str, key: str) -> str:
+    """What is answered at once, as quickly as it is answered; the first without a key."""
+    asked = [head("", "GET /metrics")]
+    asked += [head(key, f"GET {path}") for path in ("/stats/history", "/openapi.json", "/v1/models", "/nothing")]
+    asked.append(head(key, "POST /v1/completions", "Content-Length: 2") + b"{}")
+    return " ".join(str(eager(url, each)) for each in asked) + " answers"
+
+
 def many_files() -> int:
     """Connections that this process may open, CONNECTIONS at most."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

@@ -246,7 +246,7 @@ def huge(url: str, key: str) -> str:
 
 
 RAW: tuple[Attack, ...] = (
-    raw.pipelined, raw.behind, raw.trailers, raw.crumbs, raw.odd, raw.idle, raw.neighbours, raw.slow,
+    raw.pipelined, raw.behind, raw.trailers, raw.crumbs, raw.odd, raw.reads, raw.idle, raw.neighbours, raw.slow,
 )  # fmt: skip
 SERVED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads, flood,

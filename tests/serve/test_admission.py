@@ -1,12 +1,13 @@
 """Places, pace, keys: arithmetic without a server."""
 
+import asyncio
 from time import monotonic
 
 import pytest
 
 from paceline import SamplingParams
 from paceline.core.errors import InputError
-from paceline.serve.admission import ApiKeys, Gate
+from paceline.serve.admission import ApiKeys, Gate, LoopTurns
 from paceline.serve.errors import ApiError
 from paceline.serve.other_clients import UNLIMITED_TOKENS
 
@@ -64,3 +65,24 @@ def test_keys() -> None:
     assert keys.which("Bearer one") == 0 and keys.which("bearer  two-ü ".encode().decode("latin-1")) == 1
     for header in ("", "one", "Bearer", "Bearer onetwo", "Bearer On", "Basic one", "Bearer \udcff"):
         assert keys.which(header) is None
+
+
+async def test_one_request_of_each_client_begins_in_a_turn_of_the_loop() -> None:
+    turns, begun = LoopTurns(), list[str]()
+
+    async def begin(owner: str) -> None:
+        await turns.wait(owner)
+        begun.append(owner)
+
+    tasks = [asyncio.create_task(begin(owner)) for owner in ("a",) * 50 + ("b",)]
+    await asyncio.sleep(0)
+    assert begun == ["a", "b"]
+    tasks[1].cancel()
+    for _ in range(3):
+        await asyncio.sleep(0)
+    late = asyncio.create_task(begin("c"))
+    await asyncio.sleep(0)
+    assert begun.count("a") < 10 and begun[-1] == "c"
+    await asyncio.gather(*tasks, late, return_exceptions=True)
+    await asyncio.sleep(0)
+    assert begun.count("a") == 49 and not turns._waiting

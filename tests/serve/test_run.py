@@ -4,7 +4,10 @@ import asyncio
 import json
 import re
 import signal
+import socket
+import struct
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -13,7 +16,7 @@ import pytest
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import InputError
-from paceline.serve.run import address, bind, config
+from paceline.serve.run import ACCEPTS, BACKLOG, address, bind, config
 from paceline.serve.settings import Settings
 from tests.serve.process import SERVE, WAIT_S, spawned, threaded
 
@@ -97,6 +100,22 @@ def test_the_second_signal_ends_at_once(engine: AsyncLLM) -> None:
             process.handle_exit(signal.SIGTERM, None)
         with pytest.raises(httpx2.TransportError):
             list(lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the queue of a socket is read as Linux has it")
+def test_many_may_wait_but_few_are_taken_in_a_turn(engine: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """asyncio's own loop takes as many connections in a turn as it is told that may wait."""
+    socks = list[socket.socket]()
+
+    def bound(host: str, port: int) -> socket.socket:
+        socks.append(bind(host, port))
+        return socks[-1]
+
+    monkeypatch.setattr("tests.serve.process.bind", bound)
+    with threaded(engine, Settings()) as (_, server):
+        info = struct.unpack_from("8x6I", socks[0].getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 64))
+        most = int(Path("/proc/sys/net/core/somaxconn").read_text())
+        assert info[5] == min(BACKLOG, most) and server.config.backlog == ACCEPTS < info[5]
 
 
 def test_tls(engine: AsyncLLM, tmp_path: Path) -> None:

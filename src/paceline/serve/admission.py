@@ -1,5 +1,6 @@
 """Admission of requests: keys, a bounded queue, token limits, and a limit on the size of bodies."""
 
+import asyncio
 import hashlib
 import hmac
 import math
@@ -7,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import lru_cache
 from ipaddress import ip_address
 from time import monotonic
 
@@ -197,6 +199,35 @@ class Bodies(Budget):
             self.give(owner, share.size)
 
 
+class LoopTurns:
+    """Requests that begin: in each turn of the event loop one of each client. What answers a request at once (figures,
+    a list of models, a refusal) keeps the loop for milliseconds, and on hundreds of connections seconds would pass
+    before it came to another client. For the event loop alone."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
+
+    async def wait(self, owner: str) -> None:
+        """Return when this client may begin a request; at once where it began none in this turn."""
+        loop = asyncio.get_running_loop()
+        if (others := self._waiting.get(owner)) is None:
+            self._waiting[owner] = deque()
+            loop.call_soon(self._next, owner)
+            return
+        others.append(turn := loop.create_future())
+        await turn
+
+    def _next(self, owner: str) -> None:
+        waiting = self._waiting[owner]
+        while waiting and waiting[0].done():  # it was cancelled
+            waiting.popleft()
+        if not waiting:
+            del self._waiting[owner]
+            return
+        waiting.popleft().set_result(None)
+        asyncio.get_running_loop().call_soon(self._next, owner)
+
+
 class Hosts:
     """Which Host headers are answered. A web page may give its own name the address of this machine (DNS rebinding) and
     then read what a server that needs no key says to it; so on loopback only loopback's names are, and elsewhere, where
@@ -250,12 +281,16 @@ class Origins:
 def address_of(scope: Scope) -> str:
     """Owner of a connection if there are no keys: an IPv4 address, or the first 64 bits of an IPv6 address."""
     client = scope.get("client")
-    if not client:
-        return ""
+    return owner_at(str(client[0])) if client else ""
+
+
+@lru_cache(maxsize=1024)
+def owner_at(host: str) -> str:
+    """Owner of a connection from this host; kept, since a flood of connections asks for few."""
     try:
-        address = ip_address(client[0])
+        address = ip_address(host)
     except ValueError:
-        return str(client[0])
+        return host
     if address.version == 6 and (mapped := address.ipv4_mapped) is not None:
         address = mapped
     return str(address) if address.version == 4 else ":".join(address.exploded.split(":")[:4])

@@ -35,6 +35,8 @@ class HttpCall:
     """Client that the shares are counted for: the key, else the address."""
     tenant: str = ""
     """Tenant whose texts its samples may share; empty: all of them."""
+    operator: bool = False
+    """It came with the key of who runs the server."""
     returns: int | None = None
     """Tokens of its prompt that come back, as the client says."""
     gone: bool = False

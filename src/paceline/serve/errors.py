@@ -18,7 +18,7 @@ from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.retrieval_wire import NeighbourWish, RetrievalWish
-from paceline.serve.wire import MAX_LABEL_CHARS, Wire
+from paceline.serve.wire import Wire
 
 log = logging.getLogger("paceline")
 
@@ -136,11 +136,10 @@ def refused(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> A
     if kind == "too_many":
         most = fault["ctx"]["most"]
         return ApiError(400, f"{name} has too many entries; give at most {most}.", param=name)
-    if kind == "string_too_long" and len(place) and fault["ctx"]["max_length"] == MAX_LABEL_CHARS:
-        size = len(fault["input"])
-        return ApiError(
-            400, f"{name} has {size} characters, but it may have at most {MAX_LABEL_CHARS}; shorten it.", param=name
-        )
+    if kind == "string_too_long" and len(place):
+        size, most = len(fault["input"]), fault["ctx"]["max_length"]
+        message = f"{name} has {size} characters, but it may have at most {most}; shorten it."
+        return ApiError(400, message, param=name)
     want = expected(name, model) or WANTED_KINDS.get(kind) or fault["msg"].removeprefix("Input should be ")
     return ApiError(400, f"{name} is {brief(fault['input'])}, but it must be {want}.", param=name)
 

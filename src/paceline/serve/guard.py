@@ -87,7 +87,11 @@ class Guard:
 
     async def _checked(self, scope: Scope, receive: Receive, wire: "GuardedWire", call: HttpCall) -> None:
         self.operation.hosts.check(header(scope, b"host"))
-        self._check_key(scope, call)
+        try:
+            self._check_key(scope, call)
+        except ApiError:
+            await self.operation.turns.wait(call.owner)
+            raise
         if scope["method"] not in SAFE_METHODS and not call.key:
             given = (header(scope, name) for name in (b"origin", b"sec-fetch-site", b"host"))
             self.operation.origins.check(*given)
@@ -96,6 +100,7 @@ class Guard:
         with self.operation.bodies.share(call.owner) as share:
             try:
                 body = await self._body(scope, receive, share)
+                await self.operation.turns.wait(call.owner)
                 if body is not None:
                     await self.app(scope, replay(body, receive, call, wire), wire)
             finally:
@@ -138,6 +143,7 @@ class Guard:
             raise ApiError(401, message, code="invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
         call.key = call.owner = f"key {which}"
         call.tenant = call.key if self.operation.apart else ""
+        call.operator = self.operation.operators.which(given) is not None
         if (client := header(scope, CLIENT_NAME)) and self.operation.routers.which(given) is not None:
             if not REQUEST_ID.fullmatch(client):
                 raise ApiError(400, f"{CLIENT_HEADER} must be 1 to 128 visible ASCII characters.", code="bad_header")

@@ -10,44 +10,46 @@ apart, a key replaces and unloads only what it has loaded.
 import asyncio
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 from fastapi import APIRouter, Response
-from pydantic import Field
+from pydantic import Field, StringConstraints
 
 from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import tenant_now
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here, Server
-from paceline.serve.wire import Wire
+from paceline.serve.wire import Label, Wire
 
 Weights = TypeVar("Weights")
 router = APIRouter(route_class=JsonRoute)
+AdapterPath = Annotated[str, StringConstraints(max_length=4096)]
+"""As long as a path may be on Linux: each part of one is looked up."""
 LORA_READ_S = 120.0
 """Longest wait for an adapter's file, and for those that others load."""
 
 
 class LoadAdapterRequest(Wire):
-    lora_name: str = Field(description="the name that requests give as model")
-    lora_path: str = Field(description="its directory, below the server's --lora-root")
+    lora_name: Label = Field(description="the name that requests give as model")
+    lora_path: AdapterPath = Field(description="its directory, below the server's --lora-root")
     load_inplace: bool | None = Field(None, description="replace an adapter of this name")
-    draft_path: str | None = Field(None, description="its own draft: an adapter of the draft model, or a head")
-    base_model_name: str | None = Field(None, description="its model, where several are served")
+    draft_path: AdapterPath | None = Field(None, description="its own draft: an adapter of the draft model, or a head")
+    base_model_name: Label | None = Field(None, description="its model, where several are served")
 
 
 class UnloadAdapterRequest(Wire):
-    lora_name: str = Field(description="the name of the adapter")
+    lora_name: Label = Field(description="the name of the adapter")
     lora_int_id: int | None = Field(None, description="has no effect")
-    base_model_name: str | None = Field(None, description="its model, where several are served")
+    base_model_name: Label | None = Field(None, description="its model, where several are served")
 
 
 @router.post("/v1/load_lora_adapter", responses=ERRORS)
 async def load_lora_adapter(body: LoadAdapterRequest, host: Here) -> Response:
     """Load an adapter."""
     server = await host.of(body.base_model_name)
-    path = allowed(server, body.lora_path)
-    draft = None if body.draft_path is None else allowed(server, body.draft_path, "draft_path")
+    path = await placed(server, body.lora_path, "lora_path")
+    draft = None if body.draft_path is None else await placed(server, body.draft_path, "draft_path")
     if body.lora_name in {card["id"] for card in host.cards() if card.get("parent") is None}:
         raise ApiError(400, f"{body.lora_name[:100]!r} is the name of a model; give another.", param="lora_name")
     adapters, replace = server.adapters, bool(body.load_inplace)
@@ -95,13 +97,19 @@ async def in_turn(server: Server, read: Callable[[], Coroutine[Any, Any, Weights
         raise ApiError(503, "The adapter's file does not answer; try again later.", code="disk_busy") from None
 
 
-def allowed(server: Server, text: str, field: str = "lora_path") -> Path:
-    """Where an adapter may lie. ApiError for a path outside the root, and where there is none."""
+async def placed(server: Server, text: str, field: str) -> Path:
+    """Where an adapter may lie. ApiError for a path outside the root, and where there is none. The disk is asked in a
+    thread: it may be a slow one."""
     root = server.settings.lora_root
     if root is None:
         raise off(server)
     if "\0" in text:
         raise ApiError(400, f"{field} has a zero byte.", param=field)
+    return await in_turn(server, lambda: asyncio.to_thread(allowed, root, text, field))
+
+
+def allowed(root: Path, text: str, field: str) -> Path:
+    """The path below `root` that a text names. Raises ApiError for one outside."""
     try:
         path = (root / text).resolve()
         path.exists()

@@ -11,7 +11,7 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
 from starlette.types import Scope
 
-from paceline.serve.admission import ApiKeys, Bodies, Gate, Hosts, Origins
+from paceline.serve.admission import ApiKeys, Bodies, Gate, Hosts, LoopTurns, Origins
 from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.guard import LAST_WORD_S, Guard
@@ -41,6 +41,7 @@ class Operation:
         self.tracer: Tracer | None = None
         self.keys = ApiKeys(settings.keys())
         self.routers = ApiKeys(settings.router_keys)
+        self.operators = ApiKeys(settings.operator_keys)
         self.metrics = Metrics(lambda: host.snapshot)
         self.metrics.registry.register(
             VllmNames(self.metrics, lambda: host.snapshot, host.model, lambda: adapters_in_use(host))
@@ -63,6 +64,7 @@ class Operation:
         self.hosts = Hosts(settings.host, bool(self.keys), settings.allowed_hosts)
         self.origins = Origins(settings.cors_origins)
         self.bodies = Bodies(BODIES * settings.max_body_bytes)
+        self.turns = LoopTurns()
         self.born = monotonic()
         self.history = History()
         self.warm = self.draining = False

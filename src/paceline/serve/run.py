@@ -26,6 +26,9 @@ log = logging.getLogger("paceline")
 ENGINE_DIED = 3
 """Exit code when the engine thread died, or the warm-up failed."""
 BACKLOG = 2048
+ACCEPTS = 16
+"""Connections that are taken in one turn of the loop. asyncio's own loop takes as many as may wait, and would be kept
+for seconds."""
 SWITCH_S = 0.0005
 """Seconds for which a thread keeps Python's lock while another one waits. The engine's thread takes it several times a
 pass, and during a crowd of requests each time would cost Python's own 5 ms."""
@@ -51,6 +54,8 @@ class Process(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
+        for sock in sockets or ():
+            sock.listen(BACKLOG)  # uvicorn has made it as many as are taken in a turn
         sys.setswitchinterval(SWITCH_S)
         gc.collect()
         gc.freeze()  # models and libraries stay: no search for garbage looks at them again
@@ -104,6 +109,7 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         http=protocol(settings, tidy),
         ws="none",  # nothing here speaks it, and the guard sees HTTP alone
         log_config=None,
+        backlog=ACCEPTS,
         access_log=False,
         proxy_headers="FORWARDED_ALLOW_IPS" in os.environ,  # else anybody on this machine could call himself another
         server_header=False,

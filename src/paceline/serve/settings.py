@@ -93,6 +93,13 @@ class Settings:
             "--router-key",
         ),
     ] = ()
+    operator_keys: Annotated[
+        tuple[str, ...],
+        _http(
+            "Key of who runs the server: with one, or several API keys, a cluster is changed with it alone.",
+            "--operator-key",
+        ),
+    ] = ()
     open_probes: Annotated[bool, _http("Answer /health, /ready and /metrics without a key.")] = True
     allowed_hosts: Annotated[
         tuple[str, ...],
@@ -218,7 +225,7 @@ class Settings:
         check(most <= MOST_ENGINES, "max_engines", f"at most {MOST_ENGINES}")
         check(least <= most, "max_engines", f"at least engines, which is {least}")
         check(0 <= self.engine_cpus <= MOST_ENGINES, "engine_cpus", f"in [0, {MOST_ENGINES}]")
-        for name in ("api_keys", "router_keys", "cors_origins", "served_model_name", "allowed_hosts"):
+        for name in ("api_keys", "router_keys", "operator_keys", "cors_origins", "served_model_name", "allowed_hosts"):
             check(all(value.strip() for value in getattr(self, name)), name, "texts that are not empty")
         if self.models is not None and self.served_model_name:
             raise InputError("served_model_name is of one model, but models names several; give one of the two.")
@@ -233,8 +240,8 @@ class Settings:
         return keyed or bool(self.router_keys) or not loopback
 
     def keys(self) -> tuple[str, ...]:
-        """The keys given, of clients and routers, and the file's. InputError when it cannot be read or has none."""
-        given = (*self.api_keys, *self.router_keys)
+        """The keys given, of all kinds, and the file's. InputError when it cannot be read or has none."""
+        given = (*self.api_keys, *self.router_keys, *self.operator_keys)
         if self.api_key_file is None:
             return given
         lines = (line.split("#")[0].strip() for line in text_of(self.api_key_file, "api_key_file").splitlines())

@@ -29,7 +29,7 @@ from paceline.serve.errors import ApiError
 from paceline.serve.responses import ERRORS
 from paceline.serve.server import Here
 from paceline.serve.sse import json_response
-from paceline.serve.wire import Wire
+from paceline.serve.wire import Label, Wire
 
 
 class OptionalBody(JsonRoute):
@@ -58,8 +58,8 @@ MOST_DISK_THREADS = 8
 
 
 class SlotRequest(Wire):
-    filename: str | None = Field(None, description="a plain file name, for save and restore")
-    model: str | None = Field(None, description="the name of the served model")
+    filename: Label | None = Field(None, description="a plain file name, for save and restore")
+    model: Label | None = Field(None, description="the name of the served model")
 
 
 NO_SLOT_WISH = SlotRequest(filename=None, model=None)

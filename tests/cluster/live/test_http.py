@@ -195,3 +195,40 @@ async def test_not_ready_without_an_engine(engines: Engines) -> None:
             state.draining = True
         closed = await many.get("/ready")
         assert closed.status_code == 503 and "No engine serves" in closed.text
+
+
+CHANGES: list[tuple[str, dict[str, Any]]] = [
+    ("/cluster/scale", {"engines": 1}), ("/cluster/drain", {"engine": "engine-1"}), ("/cluster/renew", {}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("path", "body"), CHANGES)
+async def test_a_change_comes_through_the_guard(engines: Engines, path: str, body: dict[str, Any]) -> None:
+    settings = Settings(max_body_bytes=1000)
+    async with client(application(engines, Options(**OPTIONS), settings)) as many:
+        for header, value in (("Host", "evil.example"), ("Origin", "https://evil.example")):
+            assert (await many.post(path, json=body, headers={header: value})).status_code == 403
+        large = await many.post(path, json={**body, "more": "x" * 2000})
+        assert large.status_code == 413 and (await many.get(path)).status_code == 405
+        if body:
+            kinds = {"Content-Type": "text/plain"}
+            for sent in (json.dumps(body).encode(), b"", b"[]", b'{"engines": 1e400}', b'{"engine": []}', b'{"x": 1}'):
+                assert (await many.post(path, content=sent, headers=kinds)).status_code == 400
+                assert (await many.post(path, content=b"[" * 999, headers={})).status_code == 400
+    assert engines.wanted == len(engines.states) == 2 and "engine-1" in engines.states
+
+
+async def test_clients_take_no_engine_from_each_other(engines: Engines) -> None:
+    for keys, right in ((("a", "b"), None), (("a",), "run"), (("a", "b"), "run")):
+        settings = Settings(api_keys=keys, operator_keys=() if right is None else (right,))
+        async with client(application(engines, Options(**OPTIONS), settings)) as many:
+            for path, body in (*CHANGES, ("/cluster", None)):
+                ask = many.get(path) if body is None else many.post(path, json=body)
+                assert (await ask).status_code == 401
+            for path, body in CHANGES:
+                refused = await many.post(path, json=body, headers={"X-Api-Key": "a"})
+                assert refused.status_code == 403 and "--operator-key" in refused.text
+            if right is not None:
+                scaled = await many.post("/cluster/scale", json={"engines": 2}, headers={"X-Api-Key": right})
+                assert scaled.status_code == 200
+    assert engines.wanted == 2 and "engine-1" in engines.states

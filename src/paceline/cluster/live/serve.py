@@ -18,9 +18,11 @@ from paceline.cluster.live.front import ClusterLLM
 from paceline.cluster.live.messages import EngineGoneError
 from paceline.core.errors import InputError
 from paceline.engine.async_llm import AsyncLLM
+from paceline.engine.door import DOOR
 from paceline.engine.options import Options
 from paceline.serve.app import create_app
 from paceline.serve.body import JsonRoute
+from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.operation import Operation
 from paceline.serve.responses import ERRORS
@@ -83,6 +85,7 @@ async def state(request: Request) -> Response:
 async def scale(body: ScaleRequest, request: Request) -> Response:
     """Change the number of engines. Answers when they are there, or those that are too many are gone. It is done also
     where the client leaves. With --max-engines this is the fewest that the load leaves from now on."""
+    check_operator(request)
     await started(engines_of(request).scale(body.engines))
     return json_response(described(engines_of(request)))
 
@@ -91,6 +94,7 @@ async def scale(body: ScaleRequest, request: Request) -> Response:
 async def drain(body: DrainRequest, request: Request) -> Response:
     """Take an engine out; what it decodes goes to the others. Answers when it is gone. It is done also where the client
     leaves."""
+    check_operator(request)
     await engines_of(request).drain(body.engine)
     return json_response(described(engines_of(request)))
 
@@ -99,8 +103,21 @@ async def drain(body: DrainRequest, request: Request) -> Response:
 async def renew(request: Request) -> Response:
     """A new engine in place of each, one after the other. Answers when all are new. It is done also where the client
     leaves."""
+    check_operator(request)
     await started(engines_of(request).renew())
     return json_response(described(engines_of(request)))
+
+
+def check_operator(request: Request) -> None:
+    """ApiError 403 where somebody's key is not that of who runs the cluster: clients must not take each other's engines
+    away."""
+    operation: Operation = request.app.state.operation
+    call = DOOR.get()
+    if (operation.operators or operation.apart) and not (isinstance(call, HttpCall) and call.operator):
+        remedy = "use it" if operation.operators else "start the server with one"
+        raise ApiError(
+            403, f"A cluster of several keys is changed with its --operator-key; {remedy}.", code="forbidden"
+        )
 
 
 async def started(work: Coroutine[None, None, None]) -> None:
