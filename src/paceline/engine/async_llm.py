@@ -300,8 +300,8 @@ class AsyncLLM:
         clients: Sequence[str] = (),
     ) -> Subscription:  # fmt: skip
         """Go on with parked samples, all of them or none; the news is what comes from here on, or with `told` false
-        their text from its beginning. `whole`: one chunk a sample, at its end. `clients`: whose each is. Raises InputError, RefusalError or
-        CapacityError, and RuntimeError when the engine is closed or dead."""
+        their text from its beginning. `whole`: one chunk a sample, at its end. `clients`: whose each is. Raises
+        InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         each = [packed] if isinstance(packed, bytes) else list(packed)
         samples = [place for place, one in enumerate(each) if one is not None]
         loop, arrived = asyncio.get_running_loop(), monotonic()
