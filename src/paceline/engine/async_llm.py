@@ -295,10 +295,8 @@ class AsyncLLM:
         InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed."""
         return await self.call(lambda: leave(self.llm.engine, subscription.requests))
 
-    async def resume(
-        self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True,
-        clients: Sequence[str] = (),
-    ) -> Subscription:  # fmt: skip
+    async def resume(self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True,
+                     clients: Sequence[str] = ()) -> Subscription:  # fmt: skip
         """Go on with parked samples, all of them or none; the news is what comes from here on, or with `told` false
         their text from its beginning. `whole`: one chunk a sample, at its end. `clients`: whose each is. Raises
         InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
