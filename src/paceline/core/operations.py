@@ -107,6 +107,8 @@ class Resume:
     cache, which their K/V enters."""
 
     packed: bytes
+    client: str = ""
+    """Client that it is from, which its bytes do not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +137,8 @@ class Settle:
 
     reservation: int
     packed: bytes | None
+    client: str = ""
+    """As of `Resume`."""
 
 
 TextOperation = Submit | Abort | Extend | Fork | Branch | Close | Join | Rewind | Replace

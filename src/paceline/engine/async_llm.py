@@ -295,17 +295,16 @@ class AsyncLLM:
         InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed."""
         return await self.call(lambda: leave(self.llm.engine, subscription.requests))
 
-    async def resume(
-        self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True
-    ) -> Subscription:
+    async def resume(self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True,
+                     clients: Sequence[str] = ()) -> Subscription:  # fmt: skip
         """Go on with parked samples, all of them or none; the news is what comes from here on, or with `told` false
-        their text from its beginning. `whole`: one chunk a sample, at its end. Raises InputError, RefusalError or
-        CapacityError, and RuntimeError when the engine is closed or dead."""
+        their text from its beginning. `whole`: one chunk a sample, at its end. `clients`: whose each is. Raises
+        InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         each = [packed] if isinstance(packed, bytes) else list(packed)
         samples = [place for place, one in enumerate(each) if one is not None]
         loop, arrived = asyncio.get_running_loop(), monotonic()
         make = partial(Subscription, loop=loop, arrived=arrived, whole=whole, samples=samples, told=told)
-        return await self.call(lambda: self.follow(make(enter(self.llm.engine, each))))
+        return await self.call(lambda: self.follow(make(enter(self.llm.engine, each, clients))))
 
     def follow(self, subscription: Subscription) -> Subscription:
         """Send the news of requests that entered by an operation. For the engine's thread."""

@@ -2,6 +2,7 @@
 of `Desk`, which the simulator's twin calls, too."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import singledispatchmethod
 from typing import Any
 
@@ -259,7 +260,7 @@ class Operations:
         parked = unpack(operation.packed, self.origin)
         if parked.first:
             raise InputError(f"The parked request lacks the K/V of its first {parked.first} blocks; `Settle` takes it.")
-        request = self._unparked(parked, now)
+        request = self._unparked(parked, now, operation.client)
         self._adopt(parked, request, operation.packed)
         self._queue([request])
         return [request]
@@ -289,7 +290,7 @@ class Operations:
             return transfers.fill(number, packed, now, self.drafters.recorder)
         parked = unpack(packed, self.origin)
         transfers.check(number, parked, now)
-        request = self._unparked(parked, now)
+        request = self._unparked(parked, now, operation.client)
         transfers.settle(number, parked, request, self.drafters.recorder)
         self._queue([request], found=True)
         return [request]
@@ -298,7 +299,7 @@ class Operations:
         """Give reservations back whose time has run out."""
         self.transfers.expire(now, self.drafters.recorder)
 
-    def _unparked(self, parked: ParkedRequest, now: float) -> Request:
+    def _unparked(self, parked: ParkedRequest, now: float, client: str) -> Request:
         """The request, admitted, but not queued yet; nothing has changed where this raises."""
         for group, form in parked.forms.items():
             if self.kv.forms.get(group) == form and parked.blocks and parked.block <= self._most_rows:
@@ -311,7 +312,7 @@ class Operations:
         drafter, arms = self._drafter(parked.fields["drafter"], parked.fields["verifier"])
         request = Request(
             self.session.number(), arms=arms, arrival=now - parked.age,
-            **{**parked.fields, "drafter": drafter},
+            **{**parked.fields, "drafter": drafter, "params": replace(parked.fields["params"], client=client)},
         )  # fmt: skip
         request.group = request.id
         request.admitted = None if parked.waited is None else request.arrival + parked.waited

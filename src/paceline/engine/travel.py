@@ -18,12 +18,13 @@ def leave(engine: "Engine", requests: Sequence[Request]) -> list[bytes | None]:
     return [engine.apply(Park(r.id)) if r.id in going_on else None for r in requests]
 
 
-def enter(engine: "Engine", packed: Sequence[bytes | None]) -> list[Request]:
-    """Resume what is not None. InputError, RefusalError or CapacityError, and none of them is there then."""
+def enter(engine: "Engine", packed: Sequence[bytes | None], clients: Sequence[str] = ()) -> list[Request]:
+    """Resume what is not None. `clients`: whose each is, where that is known. InputError, RefusalError or
+    CapacityError, and none of them is there then."""
     requests = list[Request]()
     try:
-        for one in packed:
-            requests += [] if one is None else engine.apply(Resume(one))
+        for one, client in zip(packed, clients or [""] * len(packed), strict=True):
+            requests += [] if one is None else engine.apply(Resume(one, client))
     except BaseException:
         for request in requests:
             engine.abort(request)

@@ -41,6 +41,9 @@ async def test_killed_and_moved(here: RaySession) -> None:
     engines = Engines(lambda name: ActorLink(name, OPTIONS, 0.0, {"OMP_NUM_THREADS": "1"}, here))
     await engines.start(2)
     cluster = ClusterLLM(engines, Options(**OPTIONS))
+    assert {os.getpriority(os.PRIO_PROCESS, state.facts.process) for state in engines.states.values()} == {
+        os.getpriority(os.PRIO_PROCESS, 0)
+    }
     for kill in (False, True):
         asking = asyncio.create_task(heard(cluster, ASKED))
         while not any(len(voyage.request.output) > 20 for voyage in engines.voyages.going):

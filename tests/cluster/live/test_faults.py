@@ -218,3 +218,45 @@ async def test_the_destination_fills_up_in_each_stage_of_a_move(
     monkeypatch.undo()
     await to.ask("settle", taken[0], None)
     await clean(cluster)
+
+
+@pytest.mark.parametrize("dies", [False, True])
+async def test_a_request_is_its_clients_wherever_it_goes_on(dies: bool, cluster: ClusterLLM) -> None:
+    """Clients share an engine's places: of those that came from elsewhere, too."""
+    params = replace(KINDS[0], max_tokens=400, client="one of many")
+    subscription = await cluster.submit([(cluster.llm.text.encode(ASKED), params)])
+    voyage, to = await under_way(cluster)
+    before = voyage.link
+    if dies:
+        before.kill()
+        await until(lambda: voyage.link is not before)
+    else:
+        assert await cluster.engines.move(voyage, to) == "moved"
+    engine = voyage.link.host.llm.llm.engine  # type: ignore[attr-defined]
+    assert engine.session.requests[voyage.number].params.client == "one of many"
+    cluster.abort(subscription)
+    await clean(cluster)
+
+
+@pytest.mark.parametrize("when", ["reserve", "peek", "settle", "park", "open"])
+async def test_both_engines_die_in_each_state_of_a_move(
+    when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
+    voyage, to = await under_way(cluster)
+    both, killed = links(cluster), list[str]()
+    for link in both:
+        for verb in ("ask", "give", "open"):
+            plain = getattr(link, verb)
+
+            def dying(first: str, *args: Any, plain: Any = plain, verb: str = verb) -> Any:
+                if when in (first, verb) and not killed:
+                    killed.append(verb)
+                    for each in both:
+                        each.kill()
+                return plain(first, *args)
+
+            monkeypatch.setattr(link, verb, dying)
+    assert await asyncio.wait_for(cluster.engines.move(voyage, to), 30) in ("stayed", "ended")
+    assert await asyncio.wait_for(asking, 30) == alone[1] and killed
+    await clean(cluster)

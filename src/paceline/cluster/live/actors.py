@@ -74,6 +74,7 @@ def join(address: str | None) -> RaySession:
     """Start Ray on this machine, or join the cluster at an address. InputError where none answers."""
     ray = ray_module()
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves engines little where anything else runs
     try:
         host, _, port = (address or "").rpartition(":")
         if host and port.isdecimal() and "/" not in host:  # Ray itself asks for a minute, with many warnings

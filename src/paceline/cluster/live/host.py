@@ -66,7 +66,7 @@ class EngineHost:
             if isinstance(opening, Submitted):
                 subscription = await self.llm.submit([(opening.prompt, opening.params)])
             elif isinstance(opening, Resumed):
-                subscription = await self.llm.resume(opening.packed)
+                subscription = await self.llm.resume(opening.packed, clients=opening.clients)
             else:
                 packed = await arrival(opening.packed)
                 if isinstance(packed, Exception):
@@ -101,7 +101,7 @@ class EngineHost:
         loop, arrived = asyncio.get_running_loop(), monotonic()
 
         def begin() -> Subscription:
-            requests = self.llm.llm.engine.apply(Settle(opening.reservation, packed))
+            requests = self.llm.llm.engine.apply(Settle(opening.reservation, packed, opening.client))
             if not isinstance(requests, list):
                 raise InputError("These bytes are a piece of a request, not a parked one.")
             subscription = Subscription(requests, loop, None, arrived)

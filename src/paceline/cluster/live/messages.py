@@ -66,6 +66,8 @@ class Resumed:
     """Samples that go on, as `engine.packing` writes them."""
 
     packed: list[bytes]
+    clients: list[str]
+    """Whose each is: the bytes do not say it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class Settled:
     reservation: int
     packed: Any
     heard: tuple[int, int]
+    client: str
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """A request as the front of a cluster knows it. It has all that the text depends on, so that any engine with the same
 model goes on with it, without K/V."""
 
+from dataclasses import replace
 from time import monotonic
 
 from paceline.cluster.live.messages import SampleNews
@@ -8,10 +9,10 @@ from paceline.core.request import Request
 from paceline.engine.packing import Origin, pack, unpack
 
 
-def mirrored(packed: bytes, origin: Origin, number: int) -> Request:
-    """The request that an engine took in."""
-    parked = unpack(packed, origin)
-    return Request(number, arrival=monotonic(), **parked.fields)
+def mirrored(packed: bytes, origin: Origin, number: int, client: str) -> Request:
+    """The request of this client that an engine took in."""
+    fields = unpack(packed, origin).fields
+    return Request(number, arrival=monotonic(), **{**fields, "params": replace(fields["params"], client=client)})
 
 
 def hear(request: Request, news: SampleNews) -> None:

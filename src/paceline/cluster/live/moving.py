@@ -85,5 +85,6 @@ class _Move:
     async def _settled(self) -> HandoverEvent:
         """It goes on at the destination."""
         request = self.voyage.request
-        opening = Settled(self.reservation, self.parked, (len(request.output), len(request.text)))
+        heard = len(request.output), len(request.text)
+        opening = Settled(self.reservation, self.parked, heard, request.params.client)
         return (await self.voyages.enter([self.voyage], self.to, opening))[0]

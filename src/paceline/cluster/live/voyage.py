@@ -104,7 +104,7 @@ class Voyages:
             made = []
             for number, packed in zip(word.ids, word.packed, strict=True):
                 self._next += 1
-                request = mirrored(packed, self.engines.facts.origin, self._next)
+                request = mirrored(packed, self.engines.facts.origin, self._next, opening.params.client)
                 made.append(Voyage(request, partial(tell, request), link, number, key))
             self.going.update(made)
             self._start(self._follow(link, stream, made))
@@ -173,7 +173,8 @@ class Voyages:
                 self._fail(going, str(error))
                 return
             packed = [written(voyage.request, self.engines.facts.origin) for voyage in going]
-            event, error_ = await self.enter(going, link, Resumed(packed))
+            clients = [voyage.request.params.client for voyage in going]
+            event, error_ = await self.enter(going, link, Resumed(packed, clients))
             if event == "done":
                 return
             if event == "refused":
