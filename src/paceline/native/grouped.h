@@ -138,7 +138,8 @@ static void decode(const Linear& l, const uint8_t* head, i64 output, i64 groups,
 // The sums of rows' groups, from a row on
 struct RowSums {
   const float *scales, *sums;  // [rows][groups]
-  const int16_t* wholes;  // [rows][each]: the same, then those of each 16 inputs; an odd count has a 0 behind it
+  const int16_t* wholes;  // [rows][each]: the same (an odd count has a 0 behind it), then of each 16 inputs: their sum, or
+                          // those of the two pairs of their quads, for `centred` products
   i64 groups, each;
   RowSums of(i64 row) const { return {scales + row * groups, sums + row * groups, wholes + row * each, groups, each}; }
 };

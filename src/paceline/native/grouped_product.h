@@ -2,8 +2,9 @@
 //
 // The sum of a group is a whole number and exact, whatever multiplies. Of forms with whole scales (`Wholes`) a record's sum is
 // one, too: S = sum of a (codes x), B = sum of b x, both below 2^31; floats come in once in a record. Without VNNI the products
-// of 15 and 127 add up to 16 bits over a group of 4 bits, over half of one of 5, a quarter of one of 6; what is wider is split into
-// two halves of 4 bits. The multiplication that widens these sums to 32 bits brings the scale along.
+// of 15 and 127 add up to 16 bits over a group of 4 bits, over half of one of 5, and over half of one of 6 less 2^zero times
+// its inputs, whose largest sum is 8 x 32 x 127 (modulo 2^16 on the way); what is wider is split into two halves of 4 bits. The
+// multiplication that widens these sums to 32 bits brings the scale along.
 #pragma once
 
 #include "product.h"
@@ -172,6 +173,7 @@ INLINE void product_of(const Job& j, int first_row, int first_output, const i64 
   // Few rows' products wait for one another: theirs are added up in strands, which are whole numbers and lose nothing
   constexpr int STRANDS = STRAND_ROWS >= ROWS ? 2 : 1;
   const uint8_t *w = j.weight + first_output * 4, *x = j.x + first_row * j.stride;
+  const int16_t* of_x = j.wholes + first_row * j.each;
   float* sums = j.sums + first_row * 32 + first_output;
   const V low_table = LOOKED ? table(j.low_table) : V{}, high_table = LOOKED && SPLITS ? table(j.high_table) : V{};
   VF total[ROWS][WIDE];
@@ -210,7 +212,7 @@ INLINE void product_of(const Job& j, int first_row, int first_output, const i64 
 #elif defined PACELINE_NARROW && !defined __AVXVNNI__ && !defined __AVX512VNNI__
           V low_part = _mm256_maddubs_epi16(codes[i].low, four_x);
           if (centred && Q % run == 0)  // what 2^zero times x gives: the rest fits into 16 bits
-            low_part = _mm256_sub_epi16(low_part, right<1 - BITS>(four((const uint8_t*)(j.wholes + (first_row + r) * j.each + 4 * g + Q / 2))));
+            low_part = _mm256_sub_epi16(low_part, right<1 - BITS>(four((const uint8_t*)(of_x + r * j.each + 4 * g + Q / 2))));
           c[r][i] = Q % run ? _mm256_add_epi16(c[r][i], low_part) : low_part;
           KEEP(c[r][i]);
           if (split) {
@@ -274,11 +276,10 @@ INLINE void product_of(const Job& j, int first_row, int first_output, const i64 
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
       for (int i = 0; i < WIDE; i++) low[r][i] = V{};
-    const int16_t* of_row = j.wholes + first_row * j.each;
     for (i64 n = 0; n < lines; n++)
 #pragma GCC unroll 8
       for (int r = 0; r < ROWS; r++) {
-        const V x_sum = four((const uint8_t*)(of_row + r * j.each + 2 * n));
+        const V x_sum = four((const uint8_t*)(of_x + r * j.each + 2 * n));
 #pragma GCC unroll 2
         for (int i = 0; i < WIDE; i++) low[r][i] = pairs(low[r][i], load(j.by->b[n] + first_output + i * LANES), x_sum);
       }
