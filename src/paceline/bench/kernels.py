@@ -146,7 +146,7 @@ def measure_kernels(memory: bool = True) -> Kernels:
 
 
 def repeated(block: Packed, copies: int, outputs: int) -> Packed:
-    """The same block several times over, in such memory as weights are served from."""
+    """Copies of a block one behind the other, in such memory as weights are served from."""
     size = block.weight.nbytes
     weight = pages.zeros(copies * size).view(copies, size)
     weight[:] = block.weight.reshape(-1).view(torch.uint8)
