@@ -86,7 +86,9 @@ def made(case: Case, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
 
 def codes_of(case: Case, outputs: int, inputs: int, seed: int = 1) -> Tensor:
     stream = torch.Generator().manual_seed(seed)
-    return torch.randint(0, 2**case.bits, (outputs, inputs), generator=stream, dtype=torch.uint8)
+    codes = torch.randint(0, 2**case.bits, (outputs, inputs), generator=stream, dtype=torch.uint8)
+    codes[0], codes[1] = 0, 2**case.bits - 1
+    return codes
 
 
 def packed_as(case: Case, outputs: int, inputs: int, bias: Tensor | None = None) -> Packed:
@@ -178,7 +180,7 @@ def test_the_native_product_is_that_of_the_twin(monkeypatch: pytest.MonkeyPatch,
         bias = torch.randn(outputs, generator=stream)
         it = packed_as(case, outputs, inputs, bias)
         x = torch.randn(140, inputs, generator=stream)
-        x[4], x[5] = 0, 1  # the largest sums
+        x[4], x[5], x[6] = 0, 1, -1  # the largest sums
         expected = twin(it, x)
         for rows in (*range(1, 10), 15, 16, 17, 24, 25, 31, 32, 33, 45, 140):
             torch.testing.assert_close(it(x[:rows]), expected[:rows], rtol=0, atol=0)

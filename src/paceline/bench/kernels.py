@@ -10,6 +10,7 @@ import torch
 from paceline.bench.files import save_json
 from paceline.bench.limit import read_speed
 from paceline.core.errors import RefusalError
+from paceline.model import pages
 from paceline.model.grouped import ScaleForm, lay
 from paceline.model.groups import FP4, GROUP, IQ4
 from paceline.model.packed import Packed
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 KERNEL_ROWS = (1, 2, 4, 8, 16)
 CACHED_INPUTS = 1024
 """Inputs of the matrix with 32 outputs whose cycles are counted: some 20 to 35 KB."""
+CACHED_COPIES = 4
+"""Of this matrix, of which the first is multiplied: fetching ahead of it must find memory, as it does in a model."""
 CACHE_REPEATS = 3000
 """Runs of which the quickest counts."""
 COPIED_BYTES = 192 << 20
@@ -131,25 +134,32 @@ def measure_kernels(memory: bool = True) -> Kernels:
         )
     threads, found = torch.get_num_threads(), []
     for name, (form, bits, table) in KERNELS.items():
-        small = random_matrix(form, bits, table, 32, CACHED_INPUTS)
+        small = repeated(random_matrix(form, bits, table, 32, CACHED_INPUTS), CACHED_COPIES, 32)
         model = CModel(int8=2, threads=1, unit=unit(), head=small.c)
         counted = 32 * CACHED_INPUTS / WEIGHTS_COUNTED
         cycles = {n: it.paceline_ticks(model, n, CACHE_REPEATS) / counted for n in KERNEL_ROWS}
         bound = {n: products(bits, table, n) for n in KERNEL_ROWS}
-        stored = small.bytes * 8 / (32 * CACHED_INPUTS)
+        stored = small.bytes * 8 / (32 * CACHED_INPUTS * CACHED_COPIES)
         found.append(KernelTime(name, stored, bound, cycles, from_memory(form, bits, table) if memory else {}))
     read = read_speed(COPIED_BYTES, torch.device("cpu")) / 1e9
     return Kernels(unit().name, read, threads, found)
+
+
+def repeated(block: Packed, copies: int, outputs: int) -> Packed:
+    """Copies of a block one behind the other, in such memory as weights are served from."""
+    size = block.weight.nbytes
+    weight = pages.zeros(copies * size).view(copies, size)
+    weight[:] = block.weight.reshape(-1).view(torch.uint8)
+    c = type(block.c).from_buffer_copy(block.c)
+    c.weight, c.outputs = weight.data_ptr(), outputs
+    return Packed(weight, None, None, None, c)
 
 
 def from_memory(form: ScaleForm, bits: int, table: int) -> dict[int, float]:
     """GB of weights a second by rows: the best of some products with a matrix that no cache holds."""
     block = random_matrix(form, bits, table, 32, MEMORY_INPUTS)
     copies = max(1, COPIED_BYTES // block.weight.nbytes)
-    weight = block.weight.repeat(copies, 1)
-    c = type(block.c).from_buffer_copy(block.c)
-    c.weight, c.outputs = weight.data_ptr(), 32 * copies
-    large = Packed(weight, None, None, None, c)
+    large = repeated(block, copies, 32 * copies)
     speeds = {}
     for rows in KERNEL_ROWS:
         x, best = torch.ones(rows, MEMORY_INPUTS), float("inf")
@@ -157,7 +167,7 @@ def from_memory(form: ScaleForm, bits: int, table: int) -> dict[int, float]:
             started = perf_counter()
             large(x)
             best = min(best, perf_counter() - started)
-        speeds[rows] = weight.nbytes / best / 1e9
+        speeds[rows] = large.weight.nbytes / best / 1e9
     return speeds
 
 

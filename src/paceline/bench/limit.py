@@ -11,6 +11,7 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.config import Timer
 from paceline.engine.loop import Engine
+from paceline.model import pages
 
 LIMIT_WIDTH = 1024
 LIMIT_STEPS = 64
@@ -42,7 +43,7 @@ def read_speed(size: int, device: torch.device, seconds: float = 0.5) -> float:
     """Bytes a second: the best of many dot products and sums over a float32 buffer of `size` bytes with all threads.
     Which of the two is the faster depends on the CPU: MKL's dot products read at half speed on some."""
     rows = max(1, size // (4 * LIMIT_WIDTH))
-    buffer = torch.ones(rows, LIMIT_WIDTH, device=device)
+    buffer = pages.tensor((rows, LIMIT_WIDTH), torch.float32, device).fill_(1)  # in huge pages, as weights are
     vector, best = torch.ones(LIMIT_WIDTH, device=device), float("inf")
     reads: tuple[Callable[[], object], ...] = (lambda: buffer.mv(vector), lambda: buffer.sum())
     end = perf_counter() + seconds

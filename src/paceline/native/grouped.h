@@ -138,12 +138,13 @@ static void decode(const Linear& l, const uint8_t* head, i64 output, i64 groups,
 // The sums of rows' groups, from a row on
 struct RowSums {
   const float *scales, *sums;  // [rows][groups]
-  const int16_t* wholes;  // [rows][each]: the same, then those of each 16 inputs; an odd count has a 0 behind it
+  const int16_t* wholes;  // [rows][each]: the same (an odd count has a 0 behind it), then of each 16 inputs: their sum, or
+                          // those of the two pairs of their quads, for `centred` products
   i64 groups, each;
   RowSums of(i64 row) const { return {scales + row * groups, sums + row * groups, wholes + row * each, groups, each}; }
 };
 
-static i64 wholes_each(i64 groups) { return up(groups, 2) + 2 * groups; }
+static i64 wholes_each(i64 groups) { return up(groups, 2) + (lanes::SPLITS ? 4 : 2) * groups; }
 
 static int16_t sum_of_16(const int8_t* x) {
 #ifdef __aarch64__
@@ -176,7 +177,7 @@ static void block_grouped(const Linear& l, const uint8_t* w, const uint8_t* x, i
     const bool tiled = tiles && rows > TILED_ROWS;
     if (tiled) fetch(w + 2 * full + head, here * l.bits * 128);
     j.count = here, j.x = x + k * GROUP, j.of_rows = of_rows.sums + k, j.by_rows = of_rows.scales + k;
-    j.wholes = of_rows.wholes + (halves ? up(of_rows.groups, 2) + 2 * k : k);
+    j.wholes = of_rows.wholes + (halves ? up(of_rows.groups, 2) + (lanes::SPLITS ? 4 : 2) * k : k);
     for (int c = 0; c < 2; c++) {
       j.weight = w + head + c * here * l.bits * 64, j.sums = sums + c * 16;
       if (whole) decode(l, w, c * 16, here, wholes);

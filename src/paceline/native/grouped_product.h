@@ -2,8 +2,9 @@
 //
 // The sum of a group is a whole number and exact, whatever multiplies. Of forms with whole scales (`Wholes`) a record's sum is
 // one, too: S = sum of a (codes x), B = sum of b x, both below 2^31; floats come in once in a record. Without VNNI the products
-// of 15 and 127 add up to 16 bits over a group of 4 bits, over half of one of 5, a quarter of one of 6; what is wider is split into
-// two halves of 4 bits. The multiplication that widens these sums to 32 bits brings the scale along.
+// of 15 and 127 add up to 16 bits over a group of 4 bits, over half of one of 5, and over half of one of 6 less 2^zero times
+// its inputs, whose largest sum is 8 x 32 x 127 (modulo 2^16 on the way); what is wider is split into two halves of 4 bits. The
+// multiplication that widens these sums to 32 bits brings the scale along.
 #pragma once
 
 #include "product.h"
@@ -161,17 +162,18 @@ struct Job {  // some groups of 16 outputs times rows of int8
 enum Kind { BY_FLOATS, BY_GROUP, BY_HALF };  // what scales are: floats; whole numbers for each 32 inputs, or each 16
 
 template <int BITS, bool LOOKED, Kind KIND, int ROWS, int WIDE>
-static void product_of(const Job& j, int first_row, int first_output) {
-  const bool wide = BITS == 8 || LOOKED, split = SPLITS && wide;
+INLINE void product_of(const Job& j, int first_row, int first_output, const i64 ahead) {
+  const bool wide = BITS == 8 || LOOKED, split = SPLITS && wide, centred = SPLITS && KIND == BY_HALF;
   // quads of a group whose sums are added up before they are widened or scaled
 #ifdef PACELINE_NARROW
-  const int run = KIND == BY_HALF && !SPLITS ? 4 : !SPLITS || wide ? 8 : BITS == 4 ? (KIND == BY_HALF ? 4 : 8) : BITS == 5 ? 4 : 2;
+  const int run = KIND == BY_HALF ? 4 : !SPLITS || wide || BITS == 4 ? 8 : 4;
 #else
   const int run = KIND == BY_HALF || (KIND == BY_GROUP && BITS == 4 && !LOOKED) ? 4 : 8;
 #endif
   // Few rows' products wait for one another: theirs are added up in strands, which are whole numbers and lose nothing
   constexpr int STRANDS = STRAND_ROWS >= ROWS ? 2 : 1;
   const uint8_t *w = j.weight + first_output * 4, *x = j.x + first_row * j.stride;
+  const int16_t* of_x = j.wholes + first_row * j.each;
   float* sums = j.sums + first_row * 32 + first_output;
   const V low_table = LOOKED ? table(j.low_table) : V{}, high_table = LOOKED && SPLITS ? table(j.high_table) : V{};
   VF total[ROWS][WIDE];
@@ -187,8 +189,8 @@ static void product_of(const Job& j, int first_row, int first_output) {
     V c[ROWS][WIDE], high[ROWS][WIDE], part[ROWS][WIDE], strand[ROWS][WIDE][STRANDS];
     auto step = [&](auto number) __attribute__((always_inline)) {
       constexpr int Q = number;
-      if (j.ahead)  // evenly: of all at once many wait for one another
-        for (int line = Q * BITS / 8; line < (Q + 1) * BITS / 8; line++) prefetch(w + line * 64 + j.ahead);
+      if (ahead)  // evenly: of all at once many wait for one another
+        for (int line = Q * BITS / 8; line < (Q + 1) * BITS / 8; line++) prefetch(w + line * 64 + ahead);
       Code codes[WIDE];
 #pragma GCC unroll 2
       for (int i = 0; i < WIDE; i++) {
@@ -208,7 +210,9 @@ static void product_of(const Job& j, int first_row, int first_output) {
           c[r][i] = signed_dot(Q % run ? c[r][i] : V{}, eight, four_x);
           if (wide) high[r][i] = signed_dot(Q % run ? high[r][i] : V{}, bytes(1), four_x);
 #elif defined PACELINE_NARROW && !defined __AVXVNNI__ && !defined __AVX512VNNI__
-          const V low_part = _mm256_maddubs_epi16(codes[i].low, four_x);
+          V low_part = _mm256_maddubs_epi16(codes[i].low, four_x);
+          if (centred && Q % run == 0)  // what 2^zero times x gives: the rest fits into 16 bits
+            low_part = _mm256_sub_epi16(low_part, right<1 - BITS>(four((const uint8_t*)(of_x + r * j.each + 4 * g + Q / 2))));
           c[r][i] = Q % run ? _mm256_add_epi16(c[r][i], low_part) : low_part;
           KEEP(c[r][i]);
           if (split) {
@@ -266,17 +270,26 @@ static void product_of(const Job& j, int first_row, int first_output) {
         }
   }
   if (KIND != BY_FLOATS) {
-    const i64 lines = KIND == BY_HALF ? j.count : (j.count + 1) / 2;
+    const i64 lines = centred ? 0 : KIND == BY_HALF ? j.count : (j.count + 1) / 2;
+    V low[ROWS][WIDE];
+#pragma GCC unroll 8
+    for (int r = 0; r < ROWS; r++)
+#pragma GCC unroll 2
+      for (int i = 0; i < WIDE; i++) low[r][i] = V{};
+    for (i64 n = 0; n < lines; n++)
+#pragma GCC unroll 8
+      for (int r = 0; r < ROWS; r++) {
+        const V x_sum = four((const uint8_t*)(of_x + r * j.each + 2 * n));
+#pragma GCC unroll 2
+        for (int i = 0; i < WIDE; i++) low[r][i] = pairs(low[r][i], load(j.by->b[n] + first_output + i * LANES), x_sum);
+      }
 #pragma GCC unroll 8
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 2
       for (int i = 0; i < WIDE; i++) {
-        V low{};
-        for (i64 n = 0; n < lines; n++)
-          low = pairs(low, load(j.by->b[n] + first_output + i * LANES), four((const uint8_t*)(j.wholes + (first_row + r) * j.each + 2 * n)));
-        VF y = floats(j.lows ? sum[r][i] : minus(sum[r][i], shifted(low, j.zero)));
+        VF y = floats(centred || j.lows ? sum[r][i] : minus(sum[r][i], shifted(low[r][i], j.zero)));
         y = product(y, loadf(j.by->half + first_output + i * LANES));
-        if (j.lows) y = fma(floats(low), loadf(j.by->low + first_output + i * LANES), y);
+        if (!centred && j.lows) y = fma(floats(low[r][i]), loadf(j.by->low + first_output + i * LANES), y);
         storef(sums + r * 32 + i * LANES, fma(y, all(j.by_rows[(first_row + r) * j.groups]), loadf(sums + r * 32 + i * LANES)));
       }
     return;
@@ -292,11 +305,7 @@ static void product_of(const Job& j, int first_row, int first_output) {
 template <int BITS, bool LOOKED, Kind KIND, int ROWS>
 static void rows_of(const Job& j, int first_row) {
   constexpr int WIDE = LANES == 16 ? 1 : ROWS == 1 || (ROWS == 2 && !(BITS == 8 || LOOKED)) ? 2 : 1;
-  Job mine = j;
-  for (int i = 0; i < 16; i += WIDE * LANES) {
-    product_of<BITS, LOOKED, KIND, ROWS, WIDE>(mine, first_row, i);
-    if (i % 16 == 0 && WIDE * LANES < 16) mine.ahead = 0;
-  }
+  for (int i = 0; i < 16; i += WIDE * LANES) product_of<BITS, LOOKED, KIND, ROWS, WIDE>(j, first_row, i, i ? 0 : j.ahead);
 }
 
 typedef void (*Product)(const Job&, int);

@@ -82,13 +82,26 @@ struct Rows : Linears {
     return scale;
   }
 
-  // Sums of the numbers of each group and half group of a row
+  // Sums of the numbers of each group and half group of a row, or of the two pairs of each quad of a half group
   void sum_groups(const int8_t* x, const Activations& a, i64 row) const {
     int16_t* of_groups = a.wholes + row * wholes_each(a.groups);
     int16_t* of_halves = of_groups + up(a.groups, 2);
     for (i64 g = 0; g < a.groups; g++) {
       int16_t part[2];
-      for (int i = 0; i < 2; i++) of_halves[2 * g + i] = part[i] = sum_of_16(x + g * GROUP + i * 16);
+      for (int i = 0; i < 2; i++) {
+        const int8_t* half = x + g * GROUP + i * 16;
+#if defined PACELINE_NARROW && !defined __aarch64__
+        if (lanes::SPLITS) {
+          const __m128i pairs = _mm_maddubs_epi16(_mm_set1_epi8(1), _mm_loadu_si128((const __m128i*)half));
+          const __m128i two = _mm_add_epi16(pairs, _mm_unpackhi_epi64(pairs, pairs)), one = _mm_add_epi16(two, _mm_srli_epi64(two, 32));
+          const int32_t both = _mm_cvtsi128_si32(one);
+          memcpy(of_halves + 4 * g + 2 * i, &both, 4);
+          part[i] = (int16_t)both + (int16_t)(both >> 16);
+          continue;
+        }
+#endif
+        of_halves[2 * g + i] = part[i] = sum_of_16(half);
+      }
       of_groups[g] = part[0] + part[1];
       a.sums[row * a.groups + g] = of_groups[g];
     }
