@@ -24,7 +24,7 @@ KERNEL_ROWS = (1, 2, 4, 8, 16)
 CACHED_INPUTS = 1024
 """Inputs of the matrix with 32 outputs whose cycles are counted: some 20 to 35 KB."""
 CACHED_COPIES = 4
-"""Of this matrix, of which the first is multiplied: fetching ahead of it must find memory, as it does in a model."""
+"""Copies of this matrix, of which the first is multiplied: fetching ahead must find memory, as it does in a model."""
 CACHE_REPEATS = 3000
 """Runs of which the quickest counts."""
 COPIED_BYTES = 192 << 20
