@@ -14,6 +14,7 @@ from paceline.core.request import Request
 from paceline.core.result import Result, Round
 from paceline.engine.config import EngineConfig
 from paceline.engine.drafter_table import DrafterFacts
+from paceline.plan.choose import Goodput
 from paceline.plan.cost import StepTimes
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Departure, Event, Given, Setup, Step
@@ -113,6 +114,44 @@ def test_a_run_by_hand() -> None:
     assert isinstance(last, Step) and last.outcome and last.outcome.work.passes == 4
     assert [result.rounds for result in last.outcome.results] == [[Round([1] * 4, [1] * 4)] * 4] * 2
     assert replay(events).difference is None
+
+
+def chosen(made: Workload, *arms: tuple[str, ...]) -> Workload:
+    """The same requests, each with these drafters to choose from."""
+    made.setup.entries["ngram"] = replace(made.setup.entries["ngram"], runs=True)
+    jobs = [
+        WorkloadJob(0.0, [replace(a, drafter="auto" if mine else "none", arms=mine, judge_free=True)])
+        for job, mine in zip(made.jobs, arms)
+        for a in job.arrivals
+    ]
+    return replace(made, jobs=jobs)
+
+
+def saved(events: list[Event]) -> tuple[float, float]:
+    """Seconds that the account says drafts saved, and those of all steps."""
+    policy = replay(events).twin.table.policy
+    assert isinstance(policy, Goodput)
+    took = sum(e.outcome.times.total for e in events if isinstance(e, Step) and e.outcome)
+    return policy.governor.saved, took
+
+
+def test_the_account_is_the_difference_of_two_clocks() -> None:
+    """One at a time, with prices that are true: what the account says is what the two runs differ by."""
+    made = workload(3, 200, patience_ms=1)
+    events = [simulate(chosen(made, *[arms] * 3), clients=1) for arms in (("ngram",), ())]
+    (account, drafted), (nothing, plain) = map(saved, events)
+    assert plain > 2 * drafted and nothing == 0.0
+    assert account == pytest.approx(plain - drafted, rel=0.01)
+
+
+def test_the_account_counts_the_tokens_of_those_beside_a_draft() -> None:
+    """Runs of several passes in which one of four drafts: the others' tokens are worth their time, too."""
+    events = simulate(chosen(workload(4, 100, patience_ms=10**9, blocks=256), ("ngram",), (), (), ()))
+    steps = [e.outcome for e in events if isinstance(e, Step) and e.outcome]
+    assert any(step.parts and step.work.passes > 1 for step in steps)
+    worth = sum(STEP * sum(len(r.tokens) for r in step.results) / len(step.results) for step in steps)
+    account, took = saved(events)
+    assert account == pytest.approx(worth - took, rel=0.01)
 
 
 def test_catching_up_takes_its_time() -> None:

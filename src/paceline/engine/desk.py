@@ -270,7 +270,7 @@ class Desk:
             self.silence.heard(item.drafter, bool(item.nodes), notes, self.totals.why)
         if result.finish is not None:
             self._end(request, result.finish)
-        return notes if item.nodes else notes[:1]
+        return notes
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         """An output is whole. A branch stays until the K/V of its last token is there, too."""
