@@ -67,7 +67,7 @@ class Resumed:
 
     packed: list[bytes]
     clients: list[str]
-    """Whose each is: the bytes do not say it."""
+    """Client of each: the bytes do not say it."""
 
 
 @dataclass(frozen=True, slots=True)
