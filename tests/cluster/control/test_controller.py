@@ -31,29 +31,26 @@ PRIOR = {"k": (0.01, 0.1, 1.0)}
 
 
 class Fragile:
-    """Answers after a moment, and dies for a while at its n-th call; counts what it answers."""
+    """Answers after a moment; dies at its n-th call, until it has been looked for three times."""
 
     def __init__(self, name: str, dies_at: int = 0) -> None:
-        self.name, self.dies_at, self.asked, self.up = name, dies_at, 0, True
+        self.name, self.dies_at, self.asked, self.away = name, dies_at, 0, 0
         self.bodies, self.clients = list[bytes](), list[str]()
 
     async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         self.asked += 1
         if self.asked == self.dies_at:
-            self.up = False
-            asyncio.get_running_loop().call_later(0.3, self._rise)
+            self.away = 3
         await asyncio.sleep(0.01)
-        if not self.up:
+        if self.away:
             raise EngineLost(f"{self.name} died")
         self.bodies.append(body or b"")
         self.clients.append(client)
         return Reply(200, b'{"usage": {"prompt_tokens": 9, "completion_tokens": 3}, "said": ' + (body or b"0") + b"}")
 
     async def alive(self) -> bool:
-        return self.up
-
-    def _rise(self) -> None:
-        self.up = True
+        self.away = max(0, self.away - 1)
+        return not self.away
 
 
 def controller(*engines: Fragile, policy: str = "hexgen") -> tuple[Controller, list[Event]]:

@@ -161,11 +161,8 @@ class ActorLink:
         return EngineGoneError(why)
 
     def kill(self) -> None:
-        """End its process."""
-        if self.process is not None:
-            ray_module().kill(self.actor)
-        else:  # without Ray's head that would never return
-            Thread(target=ray_module().kill, args=(self.actor,), name="paceline-kill", daemon=True).start()
+        """End its process, in a thread: where Ray's head or the engine's node is gone, that may never return."""
+        Thread(target=ray_module().kill, args=(self.actor,), name="paceline-kill", daemon=True).start()
 
 
 def reason(error: Exception) -> str:
