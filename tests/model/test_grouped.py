@@ -87,7 +87,7 @@ def made(case: Case, outputs: int, inputs: int) -> tuple[Tensor, Tensor]:
 def codes_of(case: Case, outputs: int, inputs: int, seed: int = 1) -> Tensor:
     stream = torch.Generator().manual_seed(seed)
     codes = torch.randint(0, 2**case.bits, (outputs, inputs), generator=stream, dtype=torch.uint8)
-    codes[0], codes[1] = 0, 2**case.bits - 1
+    codes[0], codes[-1] = 0, 2**case.bits - 1
     return codes
 
 
