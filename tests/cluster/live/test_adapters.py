@@ -143,15 +143,15 @@ async def test_a_running_request_keeps_its_version_where_it_is(
     engines: Engines, root: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     await change(root, "load", "x", "3")
-    want = await said(root, "x", max_tokens=150)
-    asking = asyncio.create_task(said(root, "x", max_tokens=150))
+    want = await said(root, "x", max_tokens=450)
+    asking = asyncio.create_task(said(root, "x", max_tokens=450))
     while not any(len(voyage.request.output) > 2 for voyage in engines.voyages.going):
         await asyncio.sleep(0.001)
     [voyage] = engines.voyages.going
     to = next(state.link for state in engines.states.values() if state.link is not voyage.link)
     assert (await change(root, "load", "x", "4", load_inplace=True))[0] == 200
     assert not voyage.over and await engines.move(voyage, to) == "stayed"
-    assert await asking == want != await said(root, "x", max_tokens=150)
+    assert await asking == want != await said(root, "x", max_tokens=450)
 
 
 @pytest.mark.parametrize("first", ["", "3"])
