@@ -5,30 +5,11 @@ import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
-def by_rows(  # type: ignore[no-untyped-def]
-    x, weight, out, rows, outputs, inputs, each, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
-):
-    """`out` [parts, rows, outputs] float32 from x [rows, inputs] and weight [outputs, inputs], as `_multiply`: the rows
-    of x are the rows of a tensor core's tile."""
-    row, output = tl.arange(0, ROWS), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
-    lane, mine, real = tl.arange(0, INPUTS), row < rows, output < outputs
-    line, begin = output.to(tl.int64)[None, :] * inputs, tl.program_id(1) * each
-    total = tl.zeros([ROWS, OUTPUTS], tl.float32)
-    for at in range(begin, tl.minimum(begin + each, inputs), INPUTS):
-        place = at + lane
-        inside = place < inputs
-        a = tl.load(x + row[:, None] * inputs + place[None, :], mask=mine[:, None] & inside[None, :], other=0.0)
-        w = tl.load(weight + line + place[:, None], mask=inside[:, None] & real[None, :], other=0)
-        total = tl.dot(a, w.to(a.dtype), total)
-    place = (tl.program_id(1) * rows + row).to(tl.int64)[:, None] * outputs + output[None, :]
-    tl.store(out + place, total, mask=mine[:, None] & real[None, :])
-
-
-@triton.jit(do_not_specialize=["rows"])  # type: ignore[untyped-decorator]
 def by_outputs(  # type: ignore[no-untyped-def]
     x, weight, out, rows, outputs, inputs, each, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, INPUTS: tl.constexpr
 ):
-    """As `by_rows`; the outputs are the rows of a tile, of which Hopper's instruction wants 64."""
+    """`out` [parts, rows, outputs] float32 from x [rows, inputs] and weight [outputs, inputs], as `_multiply`; here the
+    outputs are the rows of a tensor core's tile, of which Hopper's instruction needs 64."""
     row, output = tl.arange(0, ROWS), tl.program_id(0) * OUTPUTS + tl.arange(0, OUTPUTS)
     lane, mine, real = tl.arange(0, INPUTS), row < rows, output < outputs
     line, begin = output.to(tl.int64)[:, None] * inputs, tl.program_id(1) * each

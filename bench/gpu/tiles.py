@@ -1,23 +1,22 @@
-"""Sizes of tiles for the products of a GPU: a sweep of what `bench/gpu/candidates.py` has, on the shapes of a real 8 B.
+"""Sizes of tiles for the products of a GPU: a sweep of the present kernel and of
+`bench/gpu/candidates.py` on the shapes of a real 8 B.
 
 Each form's result is compared with float64, and a lone row's bits with those next to others, before it is timed by a
 graph that reads more weights than the card's cache holds.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from functools import partial
 from itertools import product
 from multiprocessing import get_context
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from paceline.attend.device import tensors_on
+from paceline.attend.device import interpreted, tensors_on
 
 IS_TOY = bool(os.environ.get("GPU_TOY"))
 SHAPES = [(64, 512)] if IS_TOY else [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (128256, 4096)]
@@ -44,7 +43,7 @@ class Form(NamedTuple):
 def forms() -> list[Form]:
     tiles = [(64, 128, 4, 4), (64, 256, 3, 4), (128, 64, 4, 4), (128, 128, 3, 8), (64, 64, 6, 4)]
     thin = [(32, 128, 4, 4), (32, 256, 3, 4), (16, 256, 4, 4)]
-    found = [Form("by_rows", kind, *tile) for kind in ("bf16", "int8") for tile in tiles + thin]
+    found = [Form("present", kind, *tile) for kind in ("bf16", "int8") for tile in tiles + thin]
     found += [Form("by_outputs", kind, *tile) for kind in ("bf16", "int8") for tile in tiles]
     words = [(64, 32, 3, 4), (64, 32, 4, 4), (128, 32, 3, 8), (128, 32, 4, 4), (64, 32, 2, 8)]
     found += [Form("by_words", "int4", *tile, swapped) for tile in words for swapped in (True, False)]
@@ -80,6 +79,7 @@ def dense(tensors: tuple[Tensor, ...]) -> Tensor:
 def multiply(form: Form, tensors: tuple[Tensor, ...], x: Tensor, out: Tensor) -> None:
     """`out` [parts, rows, outputs] from x [rows, inputs]."""
     from bench.gpu import candidates
+    from paceline.model.gpu.product import _multiply
 
     (parts, rows, outputs), inputs = out.shape, x.shape[1]
     more: dict[str, Any] = {"num_warps": form.warps, "num_stages": form.stages}
@@ -90,7 +90,13 @@ def multiply(form: Form, tensors: tuple[Tensor, ...], x: Tensor, out: Tensor) ->
     else:
         sizes += [-(-inputs // (parts * form.inputs)) * form.inputs]
     tile = {"ROWS": 16 if rows <= 16 else 32, "OUTPUTS": form.outputs, "INPUTS": form.inputs}
-    getattr(candidates, form.kernel)[(-(-outputs // form.outputs), parts)](x, *tensors, out, *sizes, **tile, **more)
+    grid: Any = (-(-outputs // form.outputs), parts, 1)
+    if form.kernel == "present":
+        more |= {"PARTS": 1, "SCALED": False, "BIASED": False, "WIDE": interpreted(), "enable_fp_fusion": False}
+        sizes.insert(3, inputs)
+        _multiply[grid](x, *tensors, x, x, out, *sizes, **tile, **more)
+    else:
+        getattr(candidates, form.kernel)[grid](x, *tensors, out, *sizes, **tile, **more)
 
 
 def compiles(form: Form) -> str:
@@ -172,8 +178,3 @@ def tiles(leave: Any) -> None:
                 print(kind, shape, rows, tuple(it["form"]), it["parts"], f"{it['us']:.1f} us, {it['gb_s']:.0f} GB/s")
     wrong = [it for it in found if not (it["error"] < 0.02 and it["same_bits"])]
     print(f"{len(wrong)} of {len(found)} are wrong, or give a row other bits next to others", flush=True)
-
-
-if __name__ == "__main__":
-    out = Path(os.environ.get("OUT", "gpu-results"))
-    tiles(lambda name, found: (out / f"{name}.json").write_text(json.dumps(found)))
