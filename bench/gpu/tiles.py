@@ -37,17 +37,16 @@ class Form(NamedTuple):
     inputs: int
     stages: int
     warps: int
-    swapped: bool = False
 
 
 def forms() -> list[Form]:
     tiles = [(64, 128, 4, 4), (64, 256, 3, 4), (128, 64, 4, 4), (128, 128, 3, 8), (64, 64, 6, 4)]
-    thin = [(32, 128, 4, 4), (32, 256, 3, 4), (16, 256, 4, 4)]
-    found = [Form("present", kind, *tile) for kind in ("bf16", "int8") for tile in tiles + thin]
-    found += [Form("by_outputs", kind, *tile) for kind in ("bf16", "int8") for tile in tiles]
-    words = [(64, 32, 3, 4), (64, 32, 4, 4), (128, 32, 3, 8), (128, 32, 4, 4), (64, 32, 2, 8)]
-    found += [Form("by_words", "int4", *tile, swapped) for tile in words for swapped in (True, False)]
-    return found[::6] if IS_TOY else found
+    found = [Form("present", kind, *tile) for kind in ("bf16", "int8") for tile in tiles]
+    found += [Form("present", "int4", outputs, 256, *how) for outputs, *how in [(128, 3, 8), (64, 3, 4)]]
+    if not IS_TOY:  # the interpreter has no instructions of a device
+        groups = [(64, 3, 4), (64, 2, 4), (128, 2, 4), (128, 3, 4), (128, 2, 8), (128, 3, 8), (64, 2, 8)]
+        found += [Form("by_groups", "int4", outputs, 256, *how) for outputs, *how in groups]
+    return found[::5] if IS_TOY else found
 
 
 def matrix(kind: str, outputs: int, inputs: int, stream: torch.Generator) -> tuple[Tensor, ...]:
@@ -59,44 +58,52 @@ def matrix(kind: str, outputs: int, inputs: int, stream: torch.Generator) -> tup
     if kind == "int8":
         return (draw(-127, 128, (outputs, inputs), dtype=torch.int8),)
     records = inputs // 256
-    words = draw(-(2**31), 2**31 - 1, (outputs, records, 32), dtype=torch.int32)
-    times = draw(1, 64, (2, 8 * records, outputs), dtype=torch.uint8)
-    return words, times, torch.rand(2, records, outputs, device=device, generator=stream) * 1e-4
+    words = draw(-(2**31), 2**31 - 1, (records, outputs, 32), dtype=torch.int32)
+    times = draw(1, 64, (records, outputs, 2, 8), dtype=torch.uint8)
+    return words, times, torch.rand(records, outputs, 2, device=device, generator=stream) * 1e-4
 
 
-def dense(tensors: tuple[Tensor, ...]) -> Tensor:
-    """A matrix in float64."""
+def dense(kernel: str, tensors: tuple[Tensor, ...]) -> Tensor:
+    """A matrix in float64; codes of 4 bits in the order that a kernel takes them."""
     if len(tensors) == 1:
         return tensors[0].double()
     words, times, halves = tensors
-    outputs, records, _ = words.shape
-    codes = torch.stack([words >> (4 * i) & 15 for i in range(8)], 2).double()
-    worth = times.double().view(2, records, 8, outputs) * halves.double()[:, :, None]
-    scale, low = worth.permute(0, 3, 1, 2)[..., None]
-    return (codes * scale + low).view(outputs, -1)
+    records, outputs, _ = words.shape
+    codes = torch.stack([words >> (4 * i) & 15 for i in range(8)], 3 if kernel == "by_groups" else 2).double()
+    scale, low = (times.double() * halves.double()[..., None]).unbind(2)
+    worth = codes.view(records, outputs, 8, 32) * scale[..., None] + low[..., None]
+    return worth.transpose(0, 1).reshape(outputs, -1)
+
+
+def arranged(kernel: str, tensors: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Tensors of a matrix as a kernel takes them."""
+    if len(tensors) == 1 or kernel == "by_groups":
+        return tensors
+    words, times, halves = tensors
+    many = times.permute(2, 0, 3, 1).flatten(1, 2).contiguous()
+    return words.transpose(0, 1).contiguous(), many, halves.permute(2, 0, 1).contiguous()
 
 
 def multiply(form: Form, tensors: tuple[Tensor, ...], x: Tensor, out: Tensor) -> None:
-    """`out` [parts, rows, outputs] from x [rows, inputs]."""
+    """`out` [parts, rows, outputs] from x [rows, inputs] and tensors as they are `arranged`."""
     from bench.gpu import candidates
-    from paceline.model.gpu.product import _multiply
+    from paceline.model.gpu.product import _multiply, _multiply4
 
     (parts, rows, outputs), inputs = out.shape, x.shape[1]
     more: dict[str, Any] = {"num_warps": form.warps, "num_stages": form.stages}
-    sizes: list[int] = [rows, outputs, inputs]
-    if form.kind == "int4":
-        sizes += [-(-inputs // 256 // parts), inputs // 256]
-        more["SWAPPED"] = form.swapped
-    else:
-        sizes += [-(-inputs // (parts * form.inputs)) * form.inputs]
-    tile = {"ROWS": 16 if rows <= 16 else 32, "OUTPUTS": form.outputs, "INPUTS": form.inputs}
+    more |= {"ROWS": 16 if rows <= 16 else 32, "OUTPUTS": form.outputs}
     grid: Any = (-(-outputs // form.outputs), parts, 1)
-    if form.kernel == "present":
-        more |= {"PARTS": 1, "SCALED": False, "BIASED": False, "WIDE": interpreted(), "enable_fp_fusion": False}
-        sizes.insert(3, inputs)
-        _multiply[grid](x, *tensors, x, x, out, *sizes, **tile, **more)
-    else:
-        getattr(candidates, form.kernel)[grid](x, *tensors, out, *sizes, **tile, **more)
+    each = -(-inputs // (parts * form.inputs))
+    if form.kernel == "by_groups":
+        records = inputs // form.inputs
+        candidates.by_groups[grid](x, *tensors, out, rows, outputs, inputs, each, records, INPUTS=form.inputs, **more)
+        return
+    more |= {"PARTS": 1, "BIASED": False, "WIDE": interpreted(), "enable_fp_fusion": False}
+    if form.kind == "int4":
+        _multiply4[grid](x, *tensors, x, out, rows, outputs, inputs, inputs, each, inputs // form.inputs, **more)
+        return
+    more |= {"INPUTS": form.inputs, "SCALED": False, "TURNED": form.kind == "bf16"}
+    _multiply[grid](x, *tensors, x, x, out, rows, outputs, inputs, inputs, each * form.inputs, **more)
 
 
 def compiles(form: Form) -> str:
@@ -106,7 +113,7 @@ def compiles(form: Form) -> str:
     try:
         for rows in (2, 32):
             x = torch.randn(rows, 512, device=device, dtype=torch.float32 if IS_TOY else torch.bfloat16)
-            tensors = matrix(form.kind, 256, 512, stream)
+            tensors = arranged(form.kernel, matrix(form.kind, 256, 512, stream))
             multiply(form, tensors, x, torch.empty(1, rows, 256, device=device))
     except Exception as error:  # of a compiler, of memory of a multiprocessor
         return f"{form}: {error!r}"[:300]
@@ -138,26 +145,28 @@ def measured(shape: tuple[int, int], kind: str, some: list[Form], stream: torch.
     size = sum(it.nbytes for it in one)
     all_of = [one, *(matrix(kind, *shape, stream) for _ in range(min(11, COLD_BYTES // size)))]
     many = torch.randn(32, inputs, device=stream.device, dtype=torch.float32 if IS_TOY else torch.bfloat16)
-    exact = many.double() @ dense(one).T
-    for form, rows, parts in product(some, ROWS, (1, 2, 4, 8, 16)):
-        programs = parts * -(-outputs // form.outputs)
-        if not MIN_PROGRAMS <= programs <= MAX_PROGRAMS or (parts > 1 and inputs // parts < 512):
-            continue
-        x, out = many[:rows], torch.full((parts, rows, outputs), float("nan"), device=stream.device)
-        lone = torch.empty(parts, 1, outputs, device=stream.device)
-        multiply(form, one, x, out)
-        multiply(form, one, many[rows - 1 : rows], lone)
-        got = out.sum(0)
-        error = float((got - exact[:rows]).norm() / exact[:rows].norm())
-        same = torch.equal(lone.sum(0)[0], got[-1])
+    for kernel in sorted({form.kernel for form in some}):
+        exact = many.double() @ dense(kernel, one).T
+        laid = [arranged(kernel, each) for each in all_of]
+        for form, rows, parts in product([it for it in some if it.kernel == kernel], ROWS, (1, 2, 4, 8, 16)):
+            programs = parts * -(-outputs // form.outputs)
+            if not MIN_PROGRAMS <= programs <= MAX_PROGRAMS or (parts > 1 and inputs // parts < 512):
+                continue
+            x, out = many[:rows], torch.full((parts, rows, outputs), float("nan"), device=stream.device)
+            lone = torch.empty(parts, 1, outputs, device=stream.device)
+            multiply(form, laid[0], x, out)
+            multiply(form, laid[0], many[rows - 1 : rows], lone)
+            got = out.sum(0)
+            error = float((got - exact[:rows]).norm() / exact[:rows].norm())
+            same = torch.equal(lone.sum(0)[0], got[-1])
 
-        def call(form: Form = form, x: Tensor = x, out: Tensor = out) -> None:
-            for tensors in all_of:
-                multiply(form, tensors, x, out)
+            def call(form: Form = form, x: Tensor = x, out: Tensor = out, laid: list[Any] = laid) -> None:
+                for tensors in laid:
+                    multiply(form, tensors, x, out)
 
-        us = timed(call) / len(all_of)
-        yield {"kind": kind, "shape": shape, "rows": rows, "parts": parts, "form": form, "us": us, "error": error,
-               "same_bits": same, "gb_s": size / us / 1e3}  # fmt: skip
+            us = timed(call) / len(laid)
+            yield {"kind": kind, "shape": shape, "rows": rows, "parts": parts, "form": form, "us": us, "error": error,
+                   "same_bits": same, "gb_s": size / us / 1e3}  # fmt: skip
 
 
 def tiles(leave: Any) -> None:

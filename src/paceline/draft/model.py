@@ -211,7 +211,7 @@ class ModelDrafter:
                 warm.append((g, t))
         if self.chain is None or not warm:
             return
-        rows = lacking([g for g, _ in warm])
+        rows = lacking([g for g, _ in warm], self.model.device)
         most = [g.length for g, _ in warm]
         keys = [[g.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
         worth = [(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g, _ in warm]
@@ -392,15 +392,15 @@ class Behind(Protocol):
     def text(self, start: int, stop: int) -> list[int]: ...
 
 
-def lacking(growing: Sequence[Behind]) -> Rows:
-    """A pass over what is missing of these texts."""
+def lacking(growing: Sequence[Behind], device: "torch.device | str" = "cpu") -> Rows:
+    """A pass over what is missing of these texts, for a draft model on `device`."""
     builder = RowsBuilder()
     for g in growing:
         text, slots = g.text(g.reach, g.known), g.ask.txn.lease.slots(g.reach, g.known)
         builder.add(
             text, slots, g.ask.txn.table, g.reach, shift=g.ask.shift(g.reach), adapter=g.ask.request.adapter_slot
         )
-    return builder.build()
+    return builder.build(device)
 
 
 def confidence(drawing: Sequence[Growing], scores: Tensor, sampled: Apart[SampledChances]) -> list[float]:

@@ -107,12 +107,14 @@ def of(kind, names):
 sizes = of("i32", "rows outputs inputs stride each")
 tile = dict(ROWS=16, OUTPUTS=64, WIDE=False)
 plain = {"enable_fp_fusion": False, "num_stages": 4}
+fours = {"enable_fp_fusion": False, "num_stages": 3, "num_warps": 8}
 for weight in ("*bf16", "*i8"):
     types = {**of("*bf16", "x bias"), "out": "*fp32", "weight": weight, "scale": "*fp32", **sizes}
-    how = dict(INPUTS=128, PARTS=1, SCALED=False, BIASED=False)
-    assert "mma" in compiled(product._multiply, types, tile | how, **plain)
-types = {**of("*bf16", "x bias out"), **of("*u8", "weight times"), "halves": "*fp32", **sizes, "pairs": "i32"}
-assert "mma" in compiled(product._multiply4, types, tile | dict(GROUP=32, RECORD=8, PARTS=2, BIASED=True), **plain)
+    how = dict(INPUTS=128, PARTS=1, SCALED=False, BIASED=False, TURNED=weight == "*bf16")
+    kind = "wgmma" if weight == "*bf16" else "mma"
+    assert kind in compiled(product._multiply, types, tile | how, **plain)
+types = {**of("*bf16", "x bias out"), "words": "*i32", "times": "*u8", "halves": "*fp32", **sizes, "records": "i32"}
+assert "wgmma" in compiled(product._multiply4, types, tile | dict(OUTPUTS=128, PARTS=2, BIASED=True), **fours)
 types = {**of("*fp32", "parts scale"), **of("*bf16", "bias out"), **of("i32", "rows outputs")}
 compiled(product._add_up, types, dict(PARTS=4, OUTPUTS=64, SCALED=True, BIASED=True))
 types = {**of("*bf16", "x y out"), **of("*fp32", "weight bias floor")}

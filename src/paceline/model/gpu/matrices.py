@@ -6,12 +6,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from paceline.model.gpu.product import GROUP_INPUTS, parts_of, product, product4
+from paceline.model.gpu.product import (
+    FILLING_FLOAT_PROGRAMS,
+    FOUR_BIT_OUTPUTS,
+    GROUP_INPUTS,
+    RECORD_GROUPS,
+    parts_of,
+    product,
+    product4,
+)
 from paceline.model.rounding import GROUPED_ROUNDING_OUTPUTS, round4
 
 ROUNDED_OUTPUTS = 4096
 """Outputs that a GPU rounds at once."""
-SUPER_BITS = 4.625
+RECORD_INPUTS = GROUP_INPUTS * RECORD_GROUPS
+"""Inputs of a record of 4-bit codes; a matrix is filled up to whole ones."""
+SUPER_BITS = 4.75
 """Bits of a weight in groups: its code, and its share of two scales in 8 bits and of their two factors."""
 
 
@@ -48,7 +58,7 @@ class KernelMatrix:
 class GroupedMatrix:
     """Codes of 4 bits; see `product._multiply4`."""
 
-    weight: Tensor
+    words: Tensor
     halves: Tensor
     times: Tensor
     inputs: int
@@ -58,27 +68,29 @@ class GroupedMatrix:
     @property
     def bytes(self) -> int:
         """Bytes that one pass reads."""
-        return sum(it.nbytes for it in (self.weight, self.halves, self.times, self.bias) if it is not None)
+        return sum(it.nbytes for it in (self.words, self.halves, self.times, self.bias) if it is not None)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return product4(x, self.weight, self.halves, self.times, self.inputs, self.bias, self.parts)
+        return product4(x, self.words, self.halves, self.times, self.inputs, self.bias, self.parts)
 
     def twin(self, x: Tensor) -> Tensor:
         """Slow twin in PyTorch."""
-        codes = torch.stack((self.weight & 15, self.weight >> 4), 2).float()
-        codes = codes.view(len(codes), -1, GROUP_INPUTS)
-        scale, low = self.times.float() * self.halves.repeat_interleave(8, 2)[:, :, : self.times.shape[2]]
-        weight = (codes * scale[:, :, None] + low[:, :, None]).flatten(1)[:, : self.inputs]
+        codes = torch.stack([self.words >> 4 * i & 15 for i in range(RECORD_GROUPS)], 2).float()
+        scale, low = (self.times * self.halves.repeat_interleave(RECORD_GROUPS, 1)).transpose(1, 2)
+        shape = len(codes), -1, GROUP_INPUTS
+        weight = (codes.view(shape) * scale[:, :, None] + low[:, :, None]).flatten(1)[:, : self.inputs]
         return F.linear(x.float(), weight, None if self.bias is None else self.bias.float()).to(x.dtype)
 
     def outputs(self, at: Tensor) -> "GroupedMatrix":
         """These outputs alone."""
         bias = None if self.bias is None else self.bias[at]
-        return replace(self, weight=self.weight[at], halves=self.halves[:, at], times=self.times[:, at], bias=bias)
+        halves, times = self.halves[:, :, at], self.times[:, :, at]
+        return replace(self, words=self.words[at], halves=halves, times=times, bias=bias)
 
 
 def pack_floats(weight: Tensor, bias: Tensor | None) -> KernelMatrix:
-    return KernelMatrix(weight.contiguous(), None, bias, parts_of(*weight.shape))
+    outputs, inputs = weight.shape
+    return KernelMatrix(weight.contiguous(), None, bias, parts_of(outputs, inputs, FILLING_FLOAT_PROGRAMS))
 
 
 def pack_bytes(weight: Tensor, bias: Tensor | None) -> KernelMatrix:
@@ -97,16 +109,19 @@ def pack_fours(weight: Tensor, bias: Tensor | None) -> GroupedMatrix:
     """Rounded as on a CPU (rounding.py)."""
     outputs, inputs = weight.shape
     each = GROUPED_ROUNDING_OUTPUTS if weight.is_cpu else ROUNDED_OUTPUTS
-    padded = F.pad(weight, (0, -inputs % (2 * GROUP_INPUTS)))
+    padded = F.pad(weight, (0, -inputs % RECORD_INPUTS))
     found = [round4(rows.float()) for rows in torch.split(padded, each)]
     codes, half, deep, a, b = (torch.cat([one[i] for one in found]) for i in range(5))
-    pairs = codes.view(outputs, -1, 2, GROUP_INPUTS)
-    packed = pairs[:, :, 0] | pairs[:, :, 1] << 4
-    halves, times = torch.stack((half, deep)), torch.stack((a, b)).to(torch.uint8)
-    return GroupedMatrix(packed, halves, times, inputs, bias, parts_of(outputs, inputs))
+    groups = codes.view(outputs, -1, RECORD_GROUPS, GROUP_INPUTS)
+    words = groups.new_zeros(outputs, groups.shape[1], GROUP_INPUTS, dtype=torch.int32)
+    for i in range(RECORD_GROUPS):
+        words |= groups[:, :, i].int() << 4 * i
+    halves, times = torch.stack((half, deep)).transpose(1, 2), torch.stack((a, b)).to(torch.uint8).transpose(1, 2)
+    parts = parts_of(outputs, inputs, tile=FOUR_BIT_OUTPUTS)
+    return GroupedMatrix(words, halves.contiguous(), times.contiguous(), inputs, bias, parts)
 
 
 def bytes_of(outputs: int, inputs: int, bits: float, itemsize: int) -> int:
     """Most bytes of a matrix and its bias."""
-    padded = -(-inputs // (2 * GROUP_INPUTS)) * 2 * GROUP_INPUTS
+    padded = -(-inputs // RECORD_INPUTS) * RECORD_INPUTS
     return int(outputs * (padded * bits / 8 + 16 + itemsize))
