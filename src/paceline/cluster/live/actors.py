@@ -173,8 +173,8 @@ class ActorLink:
         return EngineGoneError(why)
 
     def kill(self) -> None:
-        """End its process, in a thread: where Ray's head or the engine's node is gone, that may never return. Who
-        waits for its answers is told at once."""
+        """End its process, in a thread: where Ray's head or its machine is gone, that may never return. What waits
+        for its answers ends at once with EngineGoneError."""
         self._ended.set()
         Thread(target=ray_module().kill, args=(self.actor,), name="paceline-kill", daemon=True).start()
 
