@@ -23,6 +23,7 @@ from paceline.cluster.workflow.tasks import CallWork
 from paceline.cluster.workflow.tune import Tuner
 from paceline.serve.errors import ApiError
 from paceline.serve.settings import Settings
+from tests.cluster.waits import until
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
 
@@ -135,8 +136,7 @@ async def test_one_rehearsal_at_a_time_which_ends_with_its_controller(monkeypatc
     for n in range(12):
         await made.call(f"w{n}", CallWork("a"), "/x", b"1")
         made.end(f"w{n}")
-    while not begun:
-        await asyncio.sleep(0.01)
+    await until(lambda: bool(begun))
     assert begun == [0] and not ended.is_set()
     await made.close()
     assert await asyncio.to_thread(ended.wait, 60)
@@ -250,8 +250,8 @@ async def test_a_call_that_nobody_waits_for_is_ended() -> None:
             return Reply(200, b"{}")
 
     made, _ = controller(Slow("one"))
-    call = asyncio.ensure_future(made.call("w", CallWork("s", 1, 1), "/completions", b"{}"))
-    await begun.wait()
+    call = asyncio.create_task(made.call("w", CallWork("s", 1, 1), "/completions", b"{}"))
+    await until(begun.is_set, [call])
     call.cancel()
     await asyncio.wait_for(ended.wait(), 5)
     assert not made._waiting and not made.dispatcher.instances["one"].running

@@ -12,6 +12,7 @@ from paceline.cluster.control.ray_engine import RayEngine  # noqa: E402
 from paceline.cluster.control.router import tokens  # noqa: E402
 from paceline.cluster.workflow.policies import DispatcherSetup  # noqa: E402
 from paceline.cluster.workflow.tasks import CallWork  # noqa: E402
+from tests.cluster.waits import until  # noqa: E402
 
 pytestmark = pytest.mark.full
 OPTIONS = {"dtype": "float32", "blocks": 600}
@@ -39,6 +40,5 @@ async def test_an_actor_that_dies_costs_nobody_an_answer() -> None:
 
     texts = await asyncio.wait_for(asyncio.gather(*(one(n) for n in range(20))), 240)
     assert len(set(texts)) == 1 and len(texts) == 20 == sum(made.answered.values())
-    while not made.dispatcher.instances["quick"].alive:
-        await asyncio.sleep(0.2)
+    await until(lambda: made.dispatcher.instances["quick"].alive)
     await made.close()

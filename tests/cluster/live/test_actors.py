@@ -23,6 +23,7 @@ from paceline.cluster.live.engines import Engines  # noqa: E402
 from paceline.cluster.live.front import ClusterLLM  # noqa: E402
 from paceline.engine.options import Options  # noqa: E402
 from tests.cluster.live.test_live import heard  # noqa: E402
+from tests.cluster.waits import until as come  # noqa: E402
 
 pytestmark = pytest.mark.full
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "drafter": "ngram"}
@@ -46,8 +47,7 @@ async def test_killed_and_moved(here: RaySession) -> None:
     }
     for kill in (False, True):
         asking = asyncio.create_task(heard(cluster, ASKED))
-        while not any(len(voyage.request.output) > 20 for voyage in engines.voyages.going):
-            await asyncio.sleep(0.002)
+        await come(lambda: any(len(voyage.request.output) > 20 for voyage in engines.voyages.going), [asking])
         [voyage] = engines.voyages.going
         if kill:
             voyage.link.actor.leave_at_once.remote()  # type: ignore[attr-defined]
@@ -78,19 +78,19 @@ def serve(port: int) -> subprocess.Popen[bytes]:
 def until(true: Callable[[], bool], seconds: float) -> None:
     end = time.monotonic() + seconds
     while not true():
-        assert time.monotonic() < end
+        assert time.monotonic() < end, f"it did not come within {seconds:g} s"
         time.sleep(0.2)
 
 
 def processes(port: int) -> list[int]:
-    return [each["process"] for each in httpx.get(f"http://127.0.0.1:{port}/cluster").json()["engines"]]
+    return [each["process"] for each in httpx.get(f"http://127.0.0.1:{port}/cluster", timeout=60).json()["engines"]]
 
 
 def test_a_stream_outlives_its_engine_and_engines_end_with_their_front() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
     ask: dict[str, Any] = {
         "model": "demo", "prompt": "Tom has 3", "max_tokens": 900, "temperature": 0.8, "seed": 3,
         "extra_body": {"ignore_eos": True},
@@ -101,14 +101,14 @@ def test_a_stream_outlives_its_engine_and_engines_end_with_their_front() -> None
         for number, event in enumerate(client.completions.create(**ask, stream=True)):
             text += event.choices[0].text if event.choices else ""
             if number == 20:
-                now = httpx.get(f"http://127.0.0.1:{port}/cluster").json()["engines"]
+                now = httpx.get(f"http://127.0.0.1:{port}/cluster", timeout=60).json()["engines"]
                 [busy] = [each["process"] for each in now if each["samples"]]
                 os.kill(busy, signal.SIGKILL)
         assert text == want
         until(lambda: len(processes(port)) == 2, 240)
         mine = processes(port)
         first.kill()
-        first.wait()
+        first.wait(60)
         until(lambda: not any(Path(f"/proc/{process}").exists() for process in mine), 60)
     finally:
         first.kill()
@@ -124,7 +124,7 @@ def test_what_a_stopped_engine_has_is_answered_before_the_server_ends() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0)
+    client = OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none", max_retries=0, timeout=300)
     ask: dict[str, Any] = {
         "model": "demo", "prompt": "Tom has 3", "max_tokens": 1500, "temperature": 0.8, "seed": 3,
         "extra_body": {"ignore_eos": True},
@@ -135,7 +135,7 @@ def test_what_a_stopped_engine_has_is_answered_before_the_server_ends() -> None:
         for number, event in enumerate(client.completions.create(**ask, stream=True)):
             text += event.choices[0].text if event.choices else ""
             if number == 20:
-                now = httpx.get(f"http://127.0.0.1:{port}/cluster").json()["engines"]
+                now = httpx.get(f"http://127.0.0.1:{port}/cluster", timeout=60).json()["engines"]
                 busy = [each["process"] for each in now if each["samples"]]
                 os.kill(busy[0], signal.SIGSTOP)
                 server.terminate()

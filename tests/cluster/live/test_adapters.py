@@ -16,8 +16,9 @@ from paceline.core.errors import InputError
 from paceline.engine.options import Options
 from paceline.serve.app import create_app
 from paceline.serve.settings import Settings
-from tests.cluster.live.links import DirectLink
+from tests.cluster.live.links import DirectLink, held
 from tests.cluster.live.test_http import client, lasting
+from tests.cluster.waits import until
 from tests.lora import make_adapter
 from tests.zoo import LAYERS, family_of_tunes
 
@@ -44,6 +45,10 @@ async def engines(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> A
     await made.close()
 
 
+def links(engines: Engines) -> list[DirectLink]:
+    return [state.link for state in engines.states.values()]  # type: ignore[misc]
+
+
 async def test_each_name_gets_its_own_text(options: dict[str, Any], engines: Engines) -> None:
     """Wherever it is, and where its engine dies; embeddings, too."""
     settings = Settings(served_model_name=("base",))
@@ -58,17 +63,18 @@ async def test_each_name_gets_its_own_text(options: dict[str, Any], engines: Eng
         got = [lasting((await many.post(path, json=body)).json()) for path, body in paths]
         assert got == want
         assert [each["id"] for each in (await many.get("/v1/models")).json()["data"]] == [each["id"] for each in names]
+        going = engines.voyages.going
         for kill in (False, True):
-            asking = [asyncio.create_task(many.post(path, json=body)) for path, body in paths[: len(NAMES)]]
-            while len(engines.voyages.going) < len(NAMES) or any(not v.request.output for v in engines.voyages.going):
-                await asyncio.sleep(0.001)
-            figures = (await many.get("/metrics")).text
-            here = [*engines.states.values()]
-            if kill:
-                here[0].link.kill()
-            else:
-                for voyage in list(engines.voyages.going):
-                    await engines.move(voyage, next(state.link for state in here if state.link is not voyage.link))
+            here = links(engines)
+            with held(here):
+                asking = [asyncio.create_task(many.post(path, json=body)) for path, body in paths[: len(NAMES)]]
+                await until(lambda: len(going) == len(NAMES) and all(v.request.output for v in going), asking)
+                figures = (await many.get("/metrics")).text
+                if kill:
+                    here[0].kill()
+                else:
+                    for voyage in list(going):
+                        await engines.move(voyage, next(link for link in here if link is not voyage.link))
             again = [(await each).json()["choices"] for each in asking]
             assert again == [each["choices"] for each in want[: len(NAMES)]]
             assert 'running_lora_adapters="' in figures and "one" in figures.split('running_lora_adapters="')[1][:80]
@@ -143,15 +149,15 @@ async def test_a_running_request_keeps_its_version_where_it_is(
     engines: Engines, root: httpx.AsyncClient, tmp_path: Path
 ) -> None:
     await change(root, "load", "x", "3")
-    want = await said(root, "x", max_tokens=450)
-    asking = asyncio.create_task(said(root, "x", max_tokens=450))
-    while not any(len(voyage.request.output) > 2 for voyage in engines.voyages.going):
-        await asyncio.sleep(0.001)
-    [voyage] = engines.voyages.going
-    to = next(state.link for state in engines.states.values() if state.link is not voyage.link)
-    assert (await change(root, "load", "x", "4", load_inplace=True))[0] == 200
-    assert not voyage.over and await engines.move(voyage, to) == "stayed"
-    assert await asking == want != await said(root, "x", max_tokens=450)
+    want = await said(root, "x")
+    with held(links(engines)):
+        asking = asyncio.create_task(said(root, "x"))
+        await until(lambda: any(len(voyage.request.output) > 2 for voyage in engines.voyages.going), [asking])
+        [voyage] = engines.voyages.going
+        to = next(link for link in links(engines) if link is not voyage.link)
+        assert (await change(root, "load", "x", "4", load_inplace=True))[0] == 200
+        assert not voyage.over and await engines.move(voyage, to) == "stayed"
+    assert await asking == want != await said(root, "x")
 
 
 @pytest.mark.parametrize("first", ["", "3"])

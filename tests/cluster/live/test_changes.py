@@ -15,7 +15,8 @@ from paceline.core.errors import InputError
 from paceline.core.params import SamplingParams
 from paceline.engine.totals import Snapshot
 from tests.cluster.live.fakes import FakeLink, sample
-from tests.cluster.live.test_engines import fakes, link, quick, until
+from tests.cluster.live.test_engines import fakes, link, quick
+from tests.cluster.waits import until
 
 __all__ = ["quick"]
 RULE = ScaleRule(low=1, high=1000, patience_s=0.02, fewest=2, most=3)

@@ -1,7 +1,6 @@
 """Which engines there are and what goes where, with engines that compute nothing."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,6 +12,7 @@ from paceline.cluster.live.messages import EngineGoneError, EngineLink, Submitte
 from paceline.cluster.live.voyage import Voyage
 from paceline.core.params import SamplingParams
 from tests.cluster.live.fakes import FakeLink, sample
+from tests.cluster.waits import until
 
 
 @pytest.fixture(autouse=True)
@@ -25,12 +25,6 @@ def link(engines: Engines, number: int) -> FakeLink:
     found = engines.states[f"engine-{number}"].link
     assert isinstance(found, FakeLink)
     return found
-
-
-async def until(true: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not true():
-            await asyncio.sleep(0.002)
 
 
 async def fakes(count: int, slow: asyncio.Event | None = None) -> Engines:

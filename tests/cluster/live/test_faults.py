@@ -16,8 +16,9 @@ from paceline.cluster.live.messages import Opening, Word
 from paceline.cluster.live.voyage import Voyage
 from paceline.core.operations import Reserve
 from paceline.engine.options import Options
-from tests.cluster.live.links import DirectLink
-from tests.cluster.live.test_live import ASKED, KINDS, OPTIONS, Heard, alone, clean, cluster, heard, links, until
+from tests.cluster.live.links import DirectLink, held
+from tests.cluster.live.test_live import ASKED, KINDS, OPTIONS, Heard, alone, clean, cluster, heard, links, under_way
+from tests.cluster.waits import CLUSTER_WAIT_S, until
 
 __all__ = ["alone", "cluster"]
 
@@ -69,8 +70,7 @@ async def test_an_engine_that_answers_too_late_is_dead(
 ) -> None:
     monkeypatch.setattr(live, "ANSWER_S", 0.05)
     asking = asyncio.create_task(heard(cluster, KINDS[1]))
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
-    [voyage] = cluster.engines.voyages.going
+    voyage, _ = await under_way(cluster, asking)
 
     async def never() -> Any:
         await asyncio.Event().wait()
@@ -87,21 +87,17 @@ async def test_a_wall_clock_that_jumps_changes_nothing(
     seconds: float, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = [asyncio.create_task(heard(cluster, params)) for params in KINDS]
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    with held(links(cluster)):
+        await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going), asking)
     real = time.time
     monkeypatch.setattr(time, "time", lambda: real() + seconds)
     for voyage in list(cluster.engines.voyages.going):
         await cluster.engines.move(voyage, random.Random(0).choice(links(cluster)))
-    assert list(await asyncio.gather(*asking)) == alone and cluster.engines.lost_count == 0
+    assert (
+        list(await asyncio.wait_for(asyncio.gather(*asking), CLUSTER_WAIT_S)) == alone
+        and cluster.engines.lost_count == 0
+    )
     await clean(cluster)
-
-
-async def under_way(cluster: ClusterLLM) -> tuple[Voyage, DirectLink]:
-    """The one sample, once it has some tokens, and the engine that does not have it."""
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
-    [voyage] = cluster.engines.voyages.going
-    [to] = [link for link in links(cluster) if link is not voyage.link]
-    return voyage, to
 
 
 @pytest.mark.parametrize("when", ["peek", "park", "open"])
@@ -110,7 +106,7 @@ async def test_an_engine_whose_own_clock_jumps_gives_its_reservations_back(
 ) -> None:
     """An hour passes at the destination between two messages; the request stays, or is computed again."""
     asking = asyncio.create_task(heard(cluster, KINDS[0]))
-    voyage, to = await under_way(cluster)
+    voyage, to = await under_way(cluster, asking)
     engine, ahead = to.host.llm.llm.engine, [0.0]
     real = engine.now
     monkeypatch.setattr(engine, "now", lambda: real() + ahead[0])
@@ -155,7 +151,7 @@ async def test_a_client_leaves_in_each_stage_of_a_move(
 async def test_a_new_front_gives_the_same_text(alone: list[Heard], cluster: ClusterLLM) -> None:
     """Its streams end with a front; what is sent again to the next one is answered as before."""
     asking = asyncio.create_task(heard(cluster, KINDS[1]))
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
+    await under_way(cluster, asking)
     dead = links(cluster)
     await cluster.engines.close()
     asking.cancel()
@@ -166,20 +162,25 @@ async def test_a_new_front_gives_the_same_text(alone: list[Heard], cluster: Clus
     await again.close()
 
 
+async def swapped(cluster: ClusterLLM, one: Voyage, two: Voyage) -> list[str]:
+    """What became of one, two, and one again."""
+    moves = ((one, two.link), (two, one.link), (one, two.link))
+    return await asyncio.gather(*(cluster.engines.move(voyage, to) for voyage, to in moves))
+
+
 async def test_requests_that_swap_places(alone: list[Heard], cluster: ClusterLLM) -> None:
     """Both go at once, again and again, and one is sent twice."""
     asking = [asyncio.create_task(heard(cluster, KINDS[which])) for which in (0, 5)]
-    await until(lambda: sum(len(v.request.output) > 1 for v in cluster.engines.voyages.going) == 2)
-    one, two = cluster.engines.voyages.going
-    if one.link is two.link:
-        assert await cluster.engines.move(two, next(it for it in links(cluster) if it is not one.link)) == "moved"
-    became = list[str]()
-    for _ in range(3):
-        here, there = one.link, two.link
-        moves = ((one, there), (two, here), (one, there))
-        became += await asyncio.gather(*(cluster.engines.move(voyage, to) for voyage, to in moves))
-    assert became[:3] == ["moved", "moved", "stayed"]
-    assert list(await asyncio.gather(*asking)) == [alone[0], alone[5]]
+    with held(links(cluster)):
+        await until(lambda: sum(len(v.request.output) > 1 for v in cluster.engines.voyages.going) == 2, asking)
+        one, two = cluster.engines.voyages.going
+        if one.link is two.link:
+            assert await cluster.engines.move(two, next(it for it in links(cluster) if it is not one.link)) == "moved"
+        became = await swapped(cluster, one, two)
+    for _ in range(2):
+        await swapped(cluster, one, two)
+    assert became == ["moved", "moved", "stayed"]
+    assert list(await asyncio.wait_for(asyncio.gather(*asking), CLUSTER_WAIT_S)) == [alone[0], alone[5]]
     await clean(cluster)
 
 
@@ -189,7 +190,7 @@ async def test_the_destination_fills_up_in_each_stage_of_a_move(
 ) -> None:
     """What was reserved is the request's own: it moves, or it stays where its first question came too late."""
     asking = asyncio.create_task(heard(cluster, KINDS[0]))
-    voyage, to = await under_way(cluster)
+    voyage, to = await under_way(cluster, asking)
     engine, taken = to.host.llm.llm.engine, list[int]()
 
     def fill() -> None:
@@ -243,7 +244,7 @@ async def test_both_engines_die_in_each_state_of_a_move(
     when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = asyncio.create_task(heard(cluster, KINDS[1]))
-    voyage, to = await under_way(cluster)
+    voyage, to = await under_way(cluster, asking)
     both, killed = links(cluster), list[str]()
     for link in both:
         for verb in ("ask", "give", "open"):

@@ -18,7 +18,8 @@ from paceline.engine.options import Options
 from paceline.serve.app import create_app
 from paceline.serve.settings import MOST_ENGINES, Settings
 from paceline.serve.stats import History
-from tests.cluster.live.links import DirectLink
+from tests.cluster.live.links import DirectLink, held
+from tests.cluster.waits import until
 
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "drafter": "ngram"}
 SETTINGS = Settings(served_model_name=("demo",))
@@ -71,10 +72,10 @@ async def test_a_stream_goes_on_when_its_engine_dies(engines: Engines) -> None:
     body = {"prompt": "Tom has 3", "max_tokens": 200, "temperature": 0.8, "seed": 3, "ignore_eos": True}
     async with client(application(engines, Options(**OPTIONS), SETTINGS)) as many:
         want = (await many.post("/v1/completions", json=body)).json()["choices"][0]
-        asking = asyncio.create_task(many.post("/v1/completions", json={**body, "stream": True}))
-        while not any(len(voyage.request.output) > 5 for voyage in engines.voyages.going):
-            await asyncio.sleep(0.002)
-        next(iter(engines.voyages.going)).link.kill()
+        with held(state.link for state in engines.states.values()):  # type: ignore[misc]
+            asking = asyncio.create_task(many.post("/v1/completions", json={**body, "stream": True}))
+            await until(lambda: any(len(voyage.request.output) > 3 for voyage in engines.voyages.going), [asking])
+            next(iter(engines.voyages.going)).link.kill()
         lines = (await asking).text.splitlines()
     events = [json.loads(line[6:])["choices"][0] for line in lines if line.startswith("data: {")]
     assert "".join(event["text"] for event in events) == want["text"] and engines.lost_count == 1
@@ -166,13 +167,11 @@ async def test_a_client_that_leaves_changes_nothing_about_what_it_asked_for(engi
     engines.make = lambda name: SlowStart(name, OPTIONS)
     async with client(application(engines, Options(**OPTIONS), SETTINGS)) as many:
         asking = asyncio.create_task(many.post("/cluster/renew", json={}))
-        await begun.wait()
+        await until(begun.is_set, [asking])
         asking.cancel()
         await asyncio.wait([asking])
         go.set()
-        async with asyncio.timeout(60):
-            while {*engines.states} != {"engine-3", "engine-4"}:
-                await asyncio.sleep(0.01)
+        await until(lambda: {*engines.states} == {"engine-3", "engine-4"})
         assert (await many.get("/cluster")).json()["wanted"] == 2
 
 

@@ -11,10 +11,12 @@ from paceline import AsyncLLM, Grammar, SamplingParams
 from paceline.cluster.live import engines as live
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.front import ClusterLLM
+from paceline.cluster.live.voyage import Voyage
 from paceline.core.errors import InputError, LostError, RefusalError
 from paceline.engine.async_llm import Subscription
 from paceline.engine.options import Options
-from tests.cluster.live.links import DirectLink
+from tests.cluster.live.links import DirectLink, held
+from tests.cluster.waits import CLUSTER_WAIT_S, until
 
 OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "check": True, "drafter": "ngram"}
 ASKED = "Tom has 3 apples and Mary has 5. Tom has 3 apples and Mary has 5."
@@ -84,8 +86,9 @@ async def clean(llm: ClusterLLM) -> None:
             engine.cache.check_integrity()
             return len(engine.session.requests), len(engine.desk.reserved), engine.cache.room()
 
-        while (await state.link.host.llm.call(look))[0]:
-            await asyncio.sleep(0.01)
+        async with asyncio.timeout(CLUSTER_WAIT_S):
+            while (await state.link.host.llm.call(look))[0]:
+                await asyncio.sleep(0.01)
         assert await state.link.host.llm.call(look) == (0, 0, engine.cache.num_blocks)
 
 
@@ -93,9 +96,13 @@ def links(llm: ClusterLLM) -> list[DirectLink]:
     return [state.link for state in llm.engines.states.values()]  # type: ignore[misc]
 
 
-async def until(true: Any) -> None:
-    while not true():
-        await asyncio.sleep(0.002)
+async def under_way(cluster: ClusterLLM, asking: "asyncio.Task[Any] | None" = None) -> tuple[Voyage, DirectLink]:
+    """The one sample, once it has some tokens, and an engine that does not have it."""
+    going, there = cluster.engines.voyages.going, links(cluster)
+    with held(there):
+        await until(lambda: any(len(v.request.output) > 2 for v in going), [asking] if asking else [])
+        [voyage] = going
+    return voyage, next(link for link in there if link is not voyage.link)
 
 
 async def test_texts_are_the_same_when_engines_die_and_requests_move(alone: list[Heard], cluster: ClusterLLM) -> None:
@@ -121,10 +128,8 @@ async def test_an_engine_dies_in_each_state_of_a_move(
     who: str, when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = asyncio.create_task(heard(cluster, KINDS[0]))
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
-    [voyage] = cluster.engines.voyages.going
+    voyage, to = await under_way(cluster, asking)
     source = voyage.link
-    [to] = [link for link in links(cluster) if link is not source]
     victim = source if who == "source" else to
     for link in links(cluster):
         for verb in ("ask", "give", "open"):
@@ -145,9 +150,7 @@ async def test_a_full_destination_leaves_a_request_where_it_is(
     alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asking = asyncio.create_task(heard(cluster, KINDS[0]))
-    await until(lambda: any(len(v.request.output) > 2 for v in cluster.engines.voyages.going))
-    [voyage] = cluster.engines.voyages.going
-    [to] = [link for link in links(cluster) if link is not voyage.link]
+    voyage, to = await under_way(cluster, asking)
     number = await to.ask("reserve", 299, 0)
     assert await cluster.engines.move(voyage, to) in ("stayed", "ended")
     assert await asyncio.wait_for(asking, 30) == alone[0]
@@ -157,7 +160,8 @@ async def test_a_full_destination_leaves_a_request_where_it_is(
 
 async def test_drained_and_added_while_requests_run(alone: list[Heard], cluster: ClusterLLM) -> None:
     asking = [asyncio.create_task(heard(cluster, params)) for params in KINDS]
-    await until(lambda: len(cluster.engines.voyages.going) >= 4)
+    with held(links(cluster)):
+        await until(lambda: len(cluster.engines.voyages.going) >= 4, asking)
     [first, second] = list(cluster.engines.states)
     await asyncio.wait_for(cluster.engines.drain(first), 30)
     assert list(cluster.engines.states) == [second]
@@ -168,7 +172,10 @@ async def test_drained_and_added_while_requests_run(alone: list[Heard], cluster:
     await asyncio.wait_for(cluster.engines.scale(2), 30)
     await asyncio.wait_for(cluster.engines.renew(), 30)
     assert len(cluster.engines.states) == 2 and not {first, second} & {*cluster.engines.states}
-    assert list(await asyncio.gather(*asking)) == alone and cluster.engines.lost_count == 0
+    assert (
+        list(await asyncio.wait_for(asyncio.gather(*asking), CLUSTER_WAIT_S)) == alone
+        and cluster.engines.lost_count == 0
+    )
     await clean(cluster)
 
 

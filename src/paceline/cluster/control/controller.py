@@ -159,7 +159,10 @@ class Controller:
                 reply = await engine.stream(call.path, call.body, begun, call.client)
             else:
                 reply = await engine.ask(call.path, call.body, call.client)
-        except EngineLost as lost:
+        except Exception as error:
+            if not isinstance(error, EngineLost):
+                log.exception("A call to engine %s failed in an unknown way.", name)
+            lost = error if isinstance(error, EngineLost) else EngineLost(f"{name}: {error!r}")
             self._give_up(start.task, call, lost)
             self._lost(name, lost)
             return

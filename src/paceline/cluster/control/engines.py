@@ -140,6 +140,10 @@ class HttpEngine:
             if sink.pieces is not None:
                 sink.pieces.end(EngineLost(f"{self.url}: the stream was not read in time"))
             raise
+        except Exception as error:
+            if sink.pieces is not None:
+                sink.pieces.end(EngineLost(f"{self.url}: {error!r}"))
+            raise
         if sink.pieces is not None:
             sink.pieces.end()
         return Reply(sink.status, sink.data, sink.pieces)

@@ -6,6 +6,9 @@ from typing import Any
 from paceline.cluster.control.engines import EngineLost, Reply
 from paceline.core.errors import InputError
 
+READY_S = 5.0
+"""Longest wait for an actor's word that it is ready; a new one loads longer, and is asked again."""
+
 
 class ActorHost:
     """What runs in the actor: an engine behind the application that `paceline serve` has, asked without a socket."""
@@ -68,22 +71,27 @@ async def through(app: Any, path: str, body: bytes | None) -> tuple[int, bytes]:
 class RayEngine:
     """An actor that Ray restarts as often as it dies; a call that was lost is given back, not repeated."""
 
-    def __init__(self, options: dict[str, Any], name: str, slow: float = 0.0, cpus: float = 1.0) -> None:
+    def __init__(
+        self, options: dict[str, Any], name: str, slow: float = 0.0, cpus: float = 1.0, timeout: float = 600.0
+    ) -> None:
         ray = _ray()
+        self._timeout = timeout
         remote = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=0, max_concurrency=64)(ActorHost)
         self.actor = remote.remote(options, name, slow)
 
     async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         try:
-            status, data = await self.actor.ask.remote(path, body)
+            status, data = await asyncio.wait_for(self.actor.ask.remote(path, body), self._timeout)
+        except TimeoutError:
+            raise EngineLost(f"no answer within {self._timeout:g} s") from None
         except _ray().exceptions.RayError as error:
             raise EngineLost(str(error).splitlines()[0]) from error
         return Reply(status, data)
 
     async def alive(self) -> bool:
         try:
-            return bool(await self.actor.ready.remote())
-        except _ray().exceptions.RayError:
+            return bool(await asyncio.wait_for(self.actor.ready.remote(), READY_S))
+        except (TimeoutError, _ray().exceptions.RayError):
             return False
 
 

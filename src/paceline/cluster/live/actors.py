@@ -102,6 +102,8 @@ class ActorLink:
         self.process: int | None = None
         """Once it is known: then the engine has started."""
         self._error = ray.exceptions.RayError
+        self._ended = asyncio.Event()
+        """It counts as dead, whether Ray knows or not."""
         self.actor = session.host.options(
             num_cpus=cpus, max_restarts=0, max_task_retries=0, max_concurrency=CALLS_AT_ONCE,
             runtime_env={"env_vars": environment},
@@ -109,11 +111,13 @@ class ActorLink:
 
     async def open(self, key: str, opening: Opening) -> AsyncIterator[Word]:
         """As `EngineLink.open`."""
-        try:
-            async for each in self.actor.open.options(num_returns="streaming").remote(key, opening):
-                yield await each
-        except self._error as error:
-            raise self._gone(error) from error
+        stream = self.actor.open.options(num_returns="streaming").remote(key, opening)
+        while True:
+            try:
+                coming = await self._sure(anext(stream))
+            except StopAsyncIteration:
+                return
+            yield await self._sure(coming)
 
     def give(self, verb: str, *args: Any) -> PendingAnswer:
         """As `EngineLink.give`: what it gives goes from engine to engine."""
@@ -145,10 +149,18 @@ class ActorLink:
         return now
 
     async def _sure(self, answer: Any) -> Any:
+        """It, or EngineGoneError, also where Ray never says so: its head or the engine's machine may be gone."""
+        coming, death = asyncio.ensure_future(answer), asyncio.ensure_future(self._ended.wait())
         try:
-            return await answer
+            await asyncio.wait((coming, death), return_when=asyncio.FIRST_COMPLETED)
+            if not coming.done():
+                raise EngineGoneError(f"{self.name} was given up")
+            return coming.result()
         except self._error as error:
             raise self._gone(error) from error
+        finally:
+            coming.cancel()
+            death.cancel()
 
     def _gone(self, error: Exception) -> EngineGoneError:
         """What became of it, and where its log is."""
@@ -161,7 +173,9 @@ class ActorLink:
         return EngineGoneError(why)
 
     def kill(self) -> None:
-        """End its process, in a thread: where Ray's head or the engine's node is gone, that may never return."""
+        """End its process, in a thread: where Ray's head or its machine is gone, that may never return. What waits
+        for its answers ends at once with EngineGoneError."""
+        self._ended.set()
         Thread(target=ray_module().kill, args=(self.actor,), name="paceline-kill", daemon=True).start()
 
 

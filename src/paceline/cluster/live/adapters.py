@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 TEACH_S = 120.0
 """Time for a new engine to read what was loaded before it came."""
+MOST_READERS_LOST = 3
+"""Engines that one adapter's files may end before they are given up."""
 
 
 class FrontAdapters(Adapters):
@@ -90,14 +92,15 @@ class LaterAdapters:
         return version is not None and version.digest == request.adapter
 
     async def read(self, path: Path, draft: Path | None) -> AdapterVersion:
-        """As an engine reads it. Raises its InputError, and LostError where none answers."""
+        """As an engine reads it. Raises its InputError, and LostError where none answers, or several die over it."""
         given = str(path), None if draft is None else str(draft)
-        while True:
+        for _ in range(MOST_READERS_LOST):
             link = await self._engines.freest()
             try:
                 return AdapterVersion(*given, *await link.ask("read", *given))
             except EngineGoneError as error:
                 self._engines.lost(link, error)
+        raise LostError("The engines that read this adapter broke off, perhaps over its files; check them.")
 
     async def enter(self, name: str, version: AdapterVersion, replace: bool) -> None:
         """Serve a version by all engines. Where one refuses, none has it."""

@@ -135,6 +135,8 @@ class Voyages:
             log.exception("The news of a request could not be read.")
             self._fail([voyage for voyage in open_.values() if not voyage.over], "The cluster failed on this request.")
             self.end(voyages)
+            for voyage in open_.values():
+                voyage.leave("lost")
             raise
         if gone is None or not open_:
             return
