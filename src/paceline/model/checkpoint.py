@@ -320,6 +320,8 @@ class Tensors:
 
     def view(self, name: str) -> Any:
         """What says shape and type of a tensor."""
+        if name not in self.place:
+            raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         return self.files[self.place[name]].get_slice(self.stored_as.get(name, name))
 
     def groups(self, name: str, shape: tuple[int, ...]) -> Groups | None:

@@ -344,7 +344,10 @@ class Loader:
         """Does this tensor belong to keys and values of a layer that reads another's?"""
         shares = [i for i, layer in enumerate(self.spec.layers) if layer.attends and layer.attends.shares is not None]
         names = (*self.names.qkv[1:], self.names.k_norm, self.names.k_norm.replace("k_norm", "v_norm"))
-        return any(name.startswith(self.names.layer.format(i) + it + ".") for i in shares for it in names)
+        ours = [f"{self.names.layer.format(i)}{it}" for i in shares for it in names]
+        if isinstance(self.tensors, GgufTensors):
+            return any(name == self.tensors.named(f"{it}.weight")[0] for it in ours)
+        return any(name.startswith(f"{it}.") for it in ours)
 
     def elsewhere(self, name: str) -> bool:
         """Is this tensor one of the experts that other processes hold?"""

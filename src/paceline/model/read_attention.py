@@ -65,7 +65,14 @@ def by_layer(config: Any) -> SimpleNamespace:
     given = config.to_dict().get("per_layer_config") or {}
     every = [config.per_layer_config[index] for index in range(config.num_hidden_layers)]
     own = {"own_head_dims": [it.head_dim for it in every], "own_kv_heads": [it.num_key_value_heads for it in every]}
-    more = {"model_type": config.model_type, "kv_sharing_modes": config.kv_sharing_modes, "given_by_layer": given}
+    try:
+        modes = config.kv_sharing_modes
+    except ValueError:
+        raise CheckpointError(
+            f"num_kv_shared_layers {config.num_kv_shared_layers} leaves no layer with keys of its own for each kind of "
+            "layers; use a checkpoint that has them."
+        ) from None
+    more = {"model_type": config.model_type, "kv_sharing_modes": modes, "given_by_layer": given}
     return SimpleNamespace(**{**vars(config), **more, **own})
 
 
@@ -87,8 +94,14 @@ def varied(config: Any, trained_len: int, max_len: int) -> list[Attention]:
             raise CheckpointError(
                 f"config.json: {groups} heads of keys of {width} numbers do not fit {config.num_attention_heads} heads."
             )
+        params = config.rope_parameters[kind]
+        if params.get("rope_type", "default") == "default" and params.get("partial_rotary_factor", 1.0) != 1.0:
+            raise CheckpointError(
+                f"config.json: rope_parameters of {kind} have a partial_rotary_factor, which is read one way by some "
+                "programs and not at all by others; leave it out, or give it rope_type proportional."
+            )
         form = Attention(
-            rope(config.rope_parameters[kind], width, trained_len, max_len),
+            rope(params, width, trained_len, max_len),
             config.sliding_window if slides else None,
             groups,
             width,

@@ -59,7 +59,10 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         return getattr(config, field, None) if isinstance(field, str) and field else field
 
     def factor(field: str) -> float:
-        return float(getattr(config, field)) if field else 1.0
+        found = float(getattr(config, field)) if field else 1.0
+        if family.divided and field == family.logit_scale and not found:
+            raise CheckpointError(f"config.json: {field} is 0, but logits are divided by it; give it another value.")
+        return found
 
     trained_len = int(getattr(config, "max_position_embeddings", UNBOUNDED_LEN))
     if family.stretched and config.rope_parameters.get(STRETCH):

@@ -45,8 +45,11 @@ def write_gguf(
     dots; None leaves one out."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = KINDS[config["model_type"]]
-    weights = stacked(load_file(checkpoint / "model.safetensors"))
-    further = {}
+    weights, further = load_file(checkpoint / "model.safetensors"), dict[str, str]()
+    if arch == "gemma4":
+        weights, further = beside(config, weights)
+    else:
+        weights = stacked(weights)
     if "mtp.fc.weight" in weights:
         weights, further = behind(weights, config["num_hidden_layers"])
         changes |= {f"{arch}.nextn_predict_layers": 1, f"{arch}.block_count": config["num_hidden_layers"] + 1}
@@ -60,7 +63,7 @@ def write_gguf(
         if end.endswith("_bias"):
             stem, end = f"{stem}.{end.removesuffix('_bias')}", "bias"
             weight = weight.flatten()
-        if end in ("A_log", "D") or (end == "weight" and name in names):
+        if end in ("A_log", "D") or (end in ("weight", "scale", "per_expert_scale") and name in names):
             writer.add_tensor(names[name], weight.float().numpy())
             continue
         if name.endswith("expert_bias"):
@@ -88,6 +91,20 @@ def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, tor
     stems = {f"mtp.{name}": f"blk.{layers}.nextn.{theirs}" for name, theirs in NEXT_NAMES.items()}
     moved = {name.replace("mtp.layers.0.", f"model.layers.{layers}."): it for name, it in weights.items()}
     return moved, stems
+
+
+def beside(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """Gemma 4's weights, with what keeps a part of a head from turning, and the names of scales."""
+    params = config["rope_parameters"]["full_attention"]
+    half = config["per_layer_config"][str(config["layer_types"].index("full_attention"))]["head_dim"] // 2
+    turned = int(half * params["partial_rotary_factor"])
+    out = {"rope_freqs.weight": torch.tensor([1.0] * turned + [1e30] * (half - turned))}
+    scales = {"router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale"}
+    for name, it in weights.items():
+        bare = ".experts." in name or name.endswith("layer_scalar")
+        out[f"{name}.weight" if bare else name] = it
+    layers = range(config["num_hidden_layers"])
+    return out, {f"model.layers.{n}.{ours}": f"blk.{n}.{it}" for n in layers for ours, it in scales.items()}
 
 
 def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -244,6 +261,8 @@ def add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     """Sizes, under the architecture's prefix."""
+    if arch == "gemma4":
+        return {f"{arch}.{key}": value for key, value in varied_metadata(config).items() if value is not None}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     rope = config["rope_parameters"]
     rope = rope.get("full_attention", rope)
@@ -310,6 +329,41 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         if rope["rope_type"] == "yarn":
             found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     return {f"{arch}.{key}": value for key, value in found.items() if value is not None}
+
+
+def varied_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp's converter says of a Gemma 4."""
+    layers, shared = config["num_hidden_layers"], config["num_kv_shared_layers"]
+    slides = [kind == "sliding_attention" for kind in config["layer_types"]]
+    full = config["per_layer_config"][str(slides.index(False))]
+    kv, width = config["num_key_value_heads"], config["intermediate_size"]
+    wide = [width * (1 + (config["use_double_wide_mlp"] and at >= layers - shared)) for at in range(layers)]
+    moe = config["enable_moe_block"]
+    return {
+        "embedding_length": config["hidden_size"],
+        "feed_forward_length": wide if config["use_double_wide_mlp"] else width,
+        "block_count": layers,
+        "context_length": config["max_position_embeddings"],
+        "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": [kv if it else full.get("num_key_value_heads", kv) for it in slides],
+        "attention.layer_norm_rms_epsilon": config["rms_norm_eps"],
+        "attention.key_length": full["head_dim"],
+        "attention.value_length": full["head_dim"],
+        "attention.key_length_swa": config["head_dim"],
+        "attention.value_length_swa": config["head_dim"],
+        "attention.sliding_window": config["sliding_window"],
+        "attention.sliding_window_pattern": slides,
+        "attention.shared_kv_layers": shared,
+        "embedding_length_per_layer_input": config["hidden_size_per_layer_input"] or 0,
+        "final_logit_softcapping": config["final_logit_softcapping"],
+        "rope.dimension_count": full["head_dim"],
+        "rope.dimension_count_swa": config["head_dim"],
+        "rope.freq_base": config["rope_parameters"]["full_attention"]["rope_theta"],
+        "rope.freq_base_swa": config["rope_parameters"]["sliding_attention"]["rope_theta"],
+        "expert_count": config["num_experts"] if moe else None,
+        "expert_used_count": config["top_k_experts"] if moe else None,
+        "expert_feed_forward_length": config["moe_intermediate_size"] if moe else None,
+    }
 
 
 def vocabulary(checkpoint: Path) -> dict[str, Any]:

@@ -116,7 +116,7 @@ def test_random_bytes(sound: Path, tmp_path: Path) -> None:
     [
         ({"tokenizer.ggml.pre": "martian"}, ["'martian'", "not known", "qwen2"]),
         ({"tokenizer.ggml.pre": None}, ["tokenizer.ggml.pre", "missing"]),
-        ({"tokenizer.ggml.model": "rwkv"}, ["'rwkv'", "gpt2 and llama"]),
+        ({"tokenizer.ggml.model": "rwkv"}, ["'rwkv'", "gpt2, llama, gemma4"]),
         ({"tokenizer.ggml.eos_token_id": 9999}, ["eos_token_id", "9999"]),
         ({"tokenizer.ggml.token_type": [1, 2, 3]}, ["token_type", "each of the"]),
         ({"tokenizer.ggml.merges": ["a b", "zz qq"]}, ["merges"]),

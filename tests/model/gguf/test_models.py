@@ -21,6 +21,7 @@ from paceline.model.load import form, inspect, load_model, measure, packing_of
 from paceline.model.native import NativeDecoder
 from tests.model.gguf import files
 from tests.model.gguf.files import KINDS, PROMPT, write_gguf
+from tests.model.gguf.tiny_files import OTHERS, PLAIN
 from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
 from tests.oracle.rows import feed
@@ -46,49 +47,6 @@ def test_equals_transformers(name: str, tmp_path: Path) -> None:
     )
     file = write_gguf(tmp_path / "model.gguf", path)
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
-
-
-PLAIN = {"rope_type": "default", "rope_theta": 1e4}
-LATENT_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
-OTHERS: dict[str, dict[str, Any]] = {
-    "gemma": {},
-    "smollm3": {"no_rope_layer_interval": 4, "layers": 5},
-    "granite": {},
-    "seed_oss": {"attention_bias": True},
-    "ernie4_5": {},
-    "glm4": {},
-    "olmo2": {},
-    "exaone4": {"sliding_window_pattern": 4, "layers": 5},
-    "cohere2": {"sliding_window_pattern": 4, "layers": 5},
-    "starcoder2": {"sliding_window": None},
-    "arcee": {},
-    "mixtral": {},
-    "qwen2_moe": {"norm_topk_prob": False, "qkv_bias": True, "use_sliding_window": False},
-    "qwen3_moe": {"norm_topk_prob": True, "decoder_sparse_step": 1},
-    "olmoe": {},
-    "granitemoe": {},
-    "glm4_moe": {},
-    "ernie4_5_moe": {},
-    "gpt_oss": {"layers": 4, "swiglu_limit": 7.0},
-    "dots1": {"n_group": 1, "topk_group": 1, "sliding_window": None},
-    "exaone_moe": {"layers": 5, "sliding_window_pattern": 4},
-    "minimax_m2": {},
-    "jais2": {},
-    "qwen3_5_text": {"full_attention_interval": 3},
-    "qwen3_5_moe_text": {"full_attention_interval": 2},
-    "qwen3_next": {"full_attention_interval": 2, "norm_topk_prob": True},
-    "ministral3": {},
-    "mistral": {"sliding_window": None, "head_dim": 16},
-    "lfm2": {"full_attn_idxs": [1, 2]},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "routed_scaling_factor": 1.0},
-    "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
-    "falcon_h1": {},
-    "deepseek_v2": {"attention_bias": False, "n_group": 4},
-    "deepseek_v3": {"rope_parameters": {**LATENT_YARN, "mscale": 0.8, "mscale_all_dim": 0.8}},
-    "glm4_moe_lite": {"attention_bias": False, "layers": 3},
-    "youtu": {},
-}
-"""What GGUF cannot say is as llama.cpp has it."""
 
 
 @pytest.mark.parametrize("family", OTHERS)

@@ -18,7 +18,8 @@ GRANITE = {
 QWEN_EXPERTS = {"expert_count": "num_experts", "expert_used_count": "num_experts_per_tok"}
 LOCAL_EXPERTS = {"expert_count": "num_local_experts", "expert_used_count": "num_experts_per_tok"}
 WINDOW_KEYS = {"attention.sliding_window": "sliding_window"}
-CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", "final_logit_softcapping": "final_logit_softcapping"}
+LAST_CAP = {"final_logit_softcapping": "final_logit_softcapping"}
+CAPS = {"attn_logit_softcapping": "attn_logit_softcapping", **LAST_CAP}
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,8 @@ class Arch:
     """What `layer_types` calls layers that have no heads of keys (`attention.head_count_kv` is 0)."""
     latent: bool = False
     """Keys and values are made of a latent vector."""
+    varied: bool = False
+    """Layers differ in their heads, as Gemma 4's do (gguf/varied.py)."""
     tiled: bool = False
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
@@ -109,7 +112,18 @@ ARCHITECTURES: dict[str, Arch] = {
     "qwen3": Arch("qwen3"),
     "phi3": Arch("phi3", whole=WINDOW_KEYS),
     "gemma2": Arch("gemma2", floats={**NORM, **CAPS}, whole=WINDOW_KEYS, folded=True),
-    "gemma3": Arch("gemma3_text", floats={**NORM, **CAPS}, whole=WINDOW_KEYS, folded=True),
+    "gemma3": Arch("gemma3_text", floats={**NORM, **LAST_CAP}, whole=WINDOW_KEYS, folded=True),
+    "gemma4": Arch(
+        "gemma4_text",
+        varied=True,
+        names=Names(
+            attention_post_norm="post_attention_layernorm",
+            ffn_norm="pre_feedforward_layernorm",
+            ffn_post_norm="post_feedforward_layernorm",
+            router="router.proj",
+            expert="experts.{}.",
+        ),
+    ),
     "gemma": Arch("gemma", fixed={"hidden_act": "gelu_pytorch_tanh"}, folded=True),
     "smollm3": Arch("smollm3", interleaved=True),
     "granite": Arch(

@@ -4,7 +4,6 @@ Architectures are data; the names of weights come from the `gguf` package's own 
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -13,10 +12,12 @@ import numpy as np
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL, Arch
 from paceline.model.gguf.header import Header
+from paceline.model.gguf.peculiar import GROWTH, peculiar, sliding_layers, vocabulary_of
+from paceline.model.gguf.reader import ConfigReader, floats, whole_or_none
+from paceline.model.gguf.varied import STILL, varied_config
 from paceline.model.memo import remembered, states
-from paceline.model.read_attention import STRETCH
 from paceline.model.read_spec import read_spec
-from paceline.model.spec import Delta, Layer, ModelSpec, Rope
+from paceline.model.spec import Attention, Both, Delta, Latent, Layer, Mixer, ModelSpec, Rope
 
 COMMON = {
     "embedding_length": "hidden_size",
@@ -26,26 +27,6 @@ COMMON = {
     "attention.head_count": "num_attention_heads",
 }
 """Numbers that every architecture must have, and what a config calls them."""
-SILENT_KEYS = frozenset(("vocab_size", "tensor_data_layout", "rope.scaling.finetuned",
-                         "rope.dimension_sections"))  # fmt: skip
-"""Keys that say nothing of a model's arithmetic beyond what its tensors and other keys do."""
-USUAL_VALUES: dict[str, tuple[Any, ...]] = {
-    "attention.causal": (True,),
-    "use_parallel_residual": (False,),
-    "expert_used_count": (0,),
-    "pooling_type": (0,),
-    "attention.clamp_kqv": (0.0,),
-    "attention.max_alibi_bias": (0.0,),
-    "rope.scaling.attn_factor": (1.0,),
-    "rope.scaling.factor": (0.0, 1.0),
-    "rope.scaling.original_context_length": (0,),
-}
-"""Values of keys that are not read which stand for what is computed anyway."""
-GROWTH = "attention.temperature_scale"
-"""Key of how much queries grow with their position (`Family.stretched`)."""
-MAX_NUMBER = 1e30
-MAX_SIZE = 1 << 24
-"""No size of a model is larger: what is, is damage, and would be taken as memory."""
 
 
 def arch_of(header: Header) -> Arch:
@@ -66,64 +47,11 @@ def arch_of(header: Header) -> Arch:
     return MIXTRAL if name == "llama" and experts else ARCHITECTURES[name]
 
 
-class ConfigReader:
-    """Numbers by key, checked."""
-
-    def __init__(self, header: Header) -> None:
-        self.header, self.prefix = header, f"{header.metadata['general.architecture']}."
-        self.seen: set[str] = set()
-
-    def wrong(self, key: str, what: str) -> CheckpointError:
-        return CheckpointError(f"{self.prefix}{key} in {self.header.path} {what}; convert the model again.")
-
-    def raw(self, key: str, many: bool = False) -> Any:
-        """Any value; of a list, unless `many` are wanted, the one number that all layers share."""
-        self.seen.add(key)
-        value = self.header.metadata.get(self.prefix + key)
-        if many or not isinstance(value, np.ndarray | list):
-            return value
-        each = value.tolist() if isinstance(value, np.ndarray) else value
-        if len({*map(str, each)}) != 1:
-            raise self.wrong(key, "differs from layer to layer, which is not served")
-        return each[0]
-
-    def refuse_unread(self) -> None:
-        """CheckpointError for a key of the architecture that nothing has read and that may say something."""
-        for name, value in self.header.metadata.items():
-            key = name.removeprefix(self.prefix)
-            if key != name and key not in self.seen and key not in SILENT_KEYS and not says_nothing(key, value):
-                raise self.wrong(key, f"is {str(value)[:40]}, a key that is not known here and may change the text")
-
-    def whole(self, key: str, default: int | None = None) -> int:
-        """A number above 0 that all layers share."""
-        value = self.raw(key)
-        if value is None and default is not None:
-            return default
-        if isinstance(value, bool) or not isinstance(value, int) or not 0 < value <= MAX_SIZE:
-            raise self.wrong(
-                key, "is missing" if value is None else f"is {str(value)[:40]}, no size from 1 to {MAX_SIZE}"
-            )
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        """A finite number that is not negative."""
-        value = self.raw(key)
-        if value is None and default is not None:
-            return default
-        sound = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_NUMBER
-        if not sound:
-            raise self.wrong(key, "is missing" if value is None else f"is {str(value)[:40]}, no number from 0 on")
-        return float(str(np.float32(value)))  # 1e-06, as a config has it, not the float32 nearest to it
-
-
-def says_nothing(key: str, value: Any) -> bool:
-    """Whether a key has the value that stands for what is computed anyway."""
-    return key in USUAL_VALUES and not isinstance(value, np.ndarray | list) and value in USUAL_VALUES[key]
-
-
 def config_of(header: Header) -> dict[str, Any]:
     """The fields of config.json that this file stands for. Raises CheckpointError naming file and key."""
     arch, read = arch_of(header), ConfigReader(header)
+    if arch.varied:
+        return varied_config(header, arch, read)
     if read.raw("expert_count") and not arch.mixture and "expert_count" not in arch.whole:
         raise CheckpointError(f"{header.path} is a mixture of experts (MoE) of a kind that is not served.")
     config: dict[str, Any] = {name: read.whole(key) for key, name in {**common_of(arch, read), **arch.sizes}.items()}
@@ -160,20 +88,6 @@ def config_of(header: Header) -> dict[str, Any]:
     config |= peculiar(header, config, read)
     read.refuse_unread()
     return config
-
-
-def vocabulary_of(header: Header) -> dict[str, Any]:
-    """The fields about tokens."""
-    embedding = header.tensors.get("token_embd.weight")
-    if embedding is None or len(embedding.shape) != 2:
-        raise CheckpointError(f"{header.path} has no matrix token_embd.weight; download it again.")
-    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
-    return {
-        "vocab_size": embedding.shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
-        "pad_token_id": None,
-        "eos_token_id": eos if type(eos) is int and 0 <= eos < embedding.shape[0] else None,
-    }
 
 
 def latent_config(header: Header, arch: Arch, read: ConfigReader, config: dict[str, Any]) -> dict[str, Any]:
@@ -239,36 +153,17 @@ def key_heads(arch: Arch, read: ConfigReader, heads: int) -> tuple[int, list[boo
     key = "attention.head_count_kv"
     value = read.raw(key, many=bool(arch.keyless))
     if not arch.keyless or not isinstance(value, np.ndarray):
-        return read.whole(key, heads), []
+        return read.whole(key, heads), [False] * read.whole("block_count") if arch.keyless else []
     some = {int(it) for it in value.tolist()} - {0}
     if len(some) != 1 or min(some) < 1:
         raise read.wrong(key, f"is {str(value)[:40]}, but must be 0 or one number above 0 for each layer")
     return some.pop(), [it == 0 for it in value.tolist()]
 
 
-def sliding_layers(read: ConfigReader, config: Mapping[str, Any]) -> dict[str, Any]:
-    """`layer_types`, where the file says which layers slide: by a flag for each, or all but each n-th."""
-    key, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
-    value = read.raw(key, many=True)
-    if value is None or config.get("sliding_window") is None:
-        return {}
-    flags = value.tolist() if isinstance(value, np.ndarray) else value
-    if type(flags) is int and flags > 0:
-        flags = [(index + 1) % flags != 0 for index in range(layers)]
-    if not isinstance(flags, list) or len(flags) < layers or not all(it in (0, 1) for it in flags):
-        raise read.wrong(key, f"is {str(value)[:40]}, but must be a flag for each of the {layers} layers")
-    return {"layer_types": ["sliding_attention" if it else "full_attention" for it in flags[:layers]]}
-
-
 def common_of(arch: Arch, read: ConfigReader) -> dict[str, str]:
     """The keys of `COMMON` that this file must have: a mixture without dense parts may lack their width."""
     absent = arch.mixture and read.raw("feed_forward_length") in (None, 0)
     return {key: name for key, name in COMMON.items() if key != "feed_forward_length" or not absent}
-
-
-def whole_or_none(read: ConfigReader, key: str) -> int:
-    """A whole number, or 0 where the key is missing or 0."""
-    return 0 if read.raw(key) in (None, 0) else read.whole(key)
 
 
 def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
@@ -287,9 +182,14 @@ def mixture_of(arch: Arch, read: ConfigReader, layers: int) -> dict[str, Any]:
         raise read.wrong(
             "expert_gating_func", f"is {str(score)[:20]}, a router that is not served here; {arch.score} is"
         )
+    if "expert_feed_forward_length" not in arch.mixture:
+        wide, dense = (whole_or_none(read, f"{it}feed_forward_length") for it in ("expert_", ""))
+        if wide not in (0, dense):
+            raise read.wrong("expert_feed_forward_length", f"is {wide}, not {dense} as feed_forward_length")
     if "expert_shared_feed_forward_length" not in arch.mixture:
         wide = whole_or_none(read, "expert_shared_feed_forward_length")
-        each, count = (read.raw(f"expert_{key}") or 0 for key in ("feed_forward_length", "shared_count"))
+        names = (arch.mixture.get(f"expert_{key}", "") for key in ("feed_forward_length", "shared_count"))
+        each, count = (found.get(name, 0) for name in names)
         if wide not in (0, each * count):
             raise read.wrong("expert_shared_feed_forward_length", f"is {wide}, not {count} times {each}")
     if arch.model_type == "ernie4_5_moe":
@@ -309,7 +209,8 @@ def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
         return params
     if kind not in ("linear", "yarn", "longrope"):
         raise read.wrong("rope.scaling.type", f"is {str(kind)[:40]!r}, which is not known")
-    factor = read.number("rope.scaling.factor", read.number("rope.scale_linear", 1.0))
+    given = read.raw("rope.scaling.factor") is not None
+    factor = read.number("rope.scaling.factor") if given else read.number("rope.scale_linear", 1.0)
     if factor <= 0:
         raise read.wrong("rope.scaling.factor", f"is {factor}, but must be above 0")
     params |= {"rope_type": kind, "factor": factor}
@@ -325,75 +226,6 @@ def rope_of(read: ConfigReader, partial: float) -> dict[str, Any]:
         if read.raw(f"rope.scaling.{key}") is not None:
             params[name] = read.number(f"rope.scaling.{key}")
     return params
-
-
-def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> dict[str, Any]:
-    """Settings that gemma and phi3 do not state explicitly."""
-    kind, params = config["model_type"], config["rope_parameters"]
-    if kind in ("gemma2", "gemma3_text"):
-        whole = config["num_hidden_layers"] in (46, 62)  # the sizes of 27 B
-        scalar = config["hidden_size"] / config["num_attention_heads"] if whole else config["head_dim"]
-        own: dict[str, Any] = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
-        if kind == "gemma3_text":
-            local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
-            own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
-        return own
-    if kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
-        heads, numbers = config["linear_num_value_heads"], config["value_numbers"]
-        if numbers % heads:
-            raise read.wrong("ssm.inner_size", f"is {numbers}, no multiple of the {heads} of ssm.time_step_rank")
-        return {"linear_value_head_dim": numbers // heads}
-    if kind in ("granitemoehybrid", "falcon_h1"):
-        heads, numbers, hidden = config["mamba_n_heads"], config["value_numbers"], config["hidden_size"]
-        own = {"mamba_d_head": numbers // heads, "mamba_d_ssm": numbers, "mamba_expand": max(1, numbers // hidden)}
-        if numbers % heads or (kind == "granitemoehybrid" and numbers % hidden):
-            raise read.wrong("ssm.inner_size", f"is {numbers}, which {heads} heads and {hidden} numbers do not divide")
-        own["mamba_conv_bias"] = any(name.endswith("ssm_conv1d.bias") for name in header.tensors)
-        own["mamba_rms_norm"] = any(name.endswith("ssm_norm.weight") for name in header.tensors)
-        if kind == "granitemoehybrid":
-            shared = whole_or_none(read, "expert_shared_feed_forward_length") or config["intermediate_size"]
-            own |= {"shared_intermediate_size": shared, "num_local_experts": config.get("num_local_experts", 0)}
-            turned = read.raw("rope.scaling.finetuned")
-            if turned not in (None, False, True):
-                raise read.wrong("rope.scaling.finetuned", f"is {str(turned)[:40]}, but must be true or false")
-            own["position_embedding_type"] = "rope" if turned else "nope"
-        return own
-    if kind == "lfm2_moe":
-        return {"use_expert_bias": any("exp_probs_b" in name for name in header.tensors)}
-    if kind == "ministral3":
-        every = read.number("rope.scaling.yarn_log_multiplier", 0.0)
-        own = {"mscale": every, "mscale_all_dim": every} if every and params["rope_type"] == "yarn" else {}
-        return {"rope_parameters": {**params, **own, STRETCH: read.number(GROWTH)}}
-    if kind == "exaone_moe":
-        return {} if "layer_types" in config else {"sliding_window_pattern": 4}
-    if kind == "gpt_oss":
-        return {"rope_parameters": {**params, "truncate": False}} if params["rope_type"] == "yarn" else {}
-    if kind == "glm4_moe":
-        return {"use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors}
-    if kind == "exaone4" and "sliding_window" not in config:
-        return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
-    if kind == "olmo2" and read.raw("attention.sliding_window") is not None:
-        raise CheckpointError(f"{header.path} is Olmo 3 in GGUF, which is not served; use its safetensors checkpoint.")
-    if kind == "phi3":
-        long, short = (header.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
-        own = {"sliding_window": config.get("sliding_window")}
-        if long is not None and short is not None:
-            original = read.raw("rope.scaling.original_context_length")
-            own["original_max_position_embeddings"] = original
-            own["rope_parameters"] = {
-                **params, "rope_type": "longrope", "original_max_position_embeddings": original,
-                "long_factor": floats(long), "short_factor": floats(short),
-            }  # fmt: skip
-        return own
-    return {}
-
-
-def floats(entry: Any) -> list[float]:
-    """A small tensor of float32."""
-    if entry.kind.name != "F32":
-        raise CheckpointError(f"tensor {entry.name} in {entry.file} is {entry.kind.name}, but F32 is expected.")
-    found: list[float] = np.fromfile(entry.file, "<f4", math.prod(entry.shape), offset=entry.offset).tolist()
-    return found
 
 
 def spec_of(header: Header, max_len: int | None = None) -> ModelSpec:
@@ -423,7 +255,7 @@ def parsed_spec(header: Header, max_len: int | None) -> ModelSpec:
     spec = read_spec(config, max_len)
     return replace(
         spec,
-        layers=as_stored(header, arch, stretched(header, spec.layers)),
+        layers=as_stored(header, arch, stretched(header, arch, spec.layers)),
         norm_offset=0.0 if arch.folded else spec.norm_offset,
         qkv_bias=any(f"blk.0.attn_{name}.bias" in header.tensors for name in ("q", "qkv")),
         out_bias="blk.0.attn_output.bias" in header.tensors,
@@ -442,17 +274,32 @@ def as_stored(header: Header, arch: Arch, layers: tuple[Layer, ...]) -> tuple[La
     return tuple(replace(it, mixer=stored(it.mixer)) if isinstance(it.mixer, Delta) else it for it in layers)
 
 
-def stretched(header: Header, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
-    """Frequencies divided by the factors of `rope_freqs.weight`: Llama 3.1's scaling, worked out by the converter."""
+def stretched(header: Header, arch: Arch, layers: tuple[Layer, ...]) -> tuple[Layer, ...]:
+    """Frequencies divided by the factors of `rope_freqs.weight`: Llama 3.1's scaling, worked out by the converter, or
+    Gemma 4's heads of which a part stands still, in layers that do not slide."""
     entry = header.tensors.get("rope_freqs.weight")
     if entry is None:
         return layers
     factors = floats(entry)
-    if any(len(factors) != len(layer.attention.rope.inverse) or not all(f > 0 for f in factors) for layer in layers):
-        raise CheckpointError(f"tensor rope_freqs.weight in {header.path} does not fit the heads; download it again.")
 
-    def divided(rope: Rope) -> Rope:
-        wide = np.array(rope.inverse, np.float32) / np.array(factors, np.float32)
-        return Rope(tuple(wide.tolist()), rope.scale)
+    def divided(form: Attention) -> Attention:
+        if arch.varied and form.window is not None:
+            return form
+        if len(factors) != len(form.rope.inverse) or not all(math.isfinite(it) and it > 0 for it in factors):
+            raise CheckpointError(
+                f"tensor rope_freqs.weight in {header.path} does not fit the heads; download it again."
+            )
+        wide = np.array(form.rope.inverse, np.float32) / np.array(factors, np.float32)
+        turning = np.where(np.array(factors, np.float32) < STILL, wide, np.float32(0))
+        return replace(form, rope=Rope(tuple(turning.tolist()), form.rope.scale))
 
-    return tuple(replace(it, mixer=replace(it.attention, rope=divided(it.attention.rope))) for it in layers)
+    def changed(form: Mixer | None) -> Mixer | None:
+        if isinstance(form, Latent):
+            raise CheckpointError(
+                f"tensor rope_freqs.weight in {header.path} is not served with latent keys; convert the model again."
+            )
+        if isinstance(form, Both):
+            return replace(form, attention=divided(form.attention))
+        return divided(form) if isinstance(form, Attention) else form
+
+    return tuple(replace(it, mixer=changed(it.mixer)) for it in layers)

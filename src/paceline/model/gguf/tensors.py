@@ -14,12 +14,20 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
-from paceline.model.gguf.config import ConfigReader, arch_of, whole_or_none
+from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Header, TensorEntry, read_header
+from paceline.model.gguf.reader import ConfigReader, whole_or_none
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
 
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(\w+)\.(\w+)")
+HALF_EXPERTS = re.compile(r"_(gate|up)_exps\.")
+"""In names of tensors that newer files may have as one."""
+VARIED_NAMES = {
+    "experts.gate_proj": "ffn_gate_exps", "experts.up_proj": "ffn_up_exps",
+    "router.scale": "ffn_gate_inp.scale", "router.per_expert_scale": "ffn_down_exps.scale",
+}  # fmt: skip
+"""Names of Gemma 4's experts that the `gguf` package does not have."""
 BLOCK_NAME = re.compile(r"blk\.(\d+)\.")
 SHARD_NAME = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 NEXT_NAMES = {
@@ -36,8 +44,8 @@ DECAY, OFFSET, THROUGH, SPREAD_NORM = ".A_log", ".dt_bias", ".D", "mamba.norm.we
 of what passes by the state; a norm."""
 DECODED_WEIGHTS = 1 << 22
 """Weights that are decoded at once: about 40 MB of working memory."""
-CONFIG_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that go into the config."""
+FREQUENCIES, FREQUENCY_SETS = "rope_freqs.weight", ("rope_factors_long.weight", "rope_factors_short.weight")
+"""Tensors that go into the config, and those of two rotations, of which phi3 has one for short texts."""
 
 
 def parts_of(path: Path) -> list[Path]:
@@ -117,10 +125,19 @@ class GgufTensors:
         self.path, self.header = path, load_header(path)
         arch = arch_of(self.header)
         self.interleaved, self.renamed = arch.interleaved, arch.names
+        pair = arch.model_type == "phi3" and all(name in self.header.tensors for name in FREQUENCY_SETS)
+        self.configured = {FREQUENCIES, *(FREQUENCY_SETS if pair else ())}
         architecture, read = self.header.metadata["general.architecture"], ConfigReader(self.header)
         self.blocks = read.whole("block_count")
         self.layers = self.blocks - whole_or_none(read, "nextn_predict_layers")
         self.names = names_of(architecture, self.blocks)
+        if arch.varied:
+            more = {
+                f"model.layers.{n}.{ours}": f"blk.{n}.{it}"
+                for n in range(self.blocks)
+                for ours, it in VARIED_NAMES.items()
+            }
+            self.names = {**self.names, **more}
         family = FAMILIES[arch.model_type]
         self.predicts = family.mtp and self.blocks == self.layers + 1
         if self.predicts:
@@ -140,7 +157,8 @@ class GgufTensors:
 
     def named(self, name: str) -> tuple[str, int | None]:
         """The file's name of a tensor, and the number of the part that is meant: experts lie one behind the other."""
-        if name.endswith((DECAY, THROUGH)) or (name.endswith(".weight") and name in self.names):
+        whole = self.names.get(name, "").endswith(".scale") or (name.endswith(".weight") and name in self.names)
+        if whole or name.endswith((DECAY, THROUGH)):
             return self.names.get(name, name), None
         if name.endswith(OFFSET):
             return f"{self.names.get(name.replace(OFFSET, '.dt_proj'), name)}.bias", None
@@ -156,13 +174,22 @@ class GgufTensors:
     def found(self, name: str) -> TensorEntry | None:
         """The tensor of a name, or the part of one."""
         theirs, number = self.named(name)
-        whole = self.header.tensors.get(theirs)
+        whole, turn = self.header.tensors.get(theirs), None
+        if whole is None and number is not None and (part := HALF_EXPERTS.search(theirs)):
+            whole = self.header.tensors.get(theirs.replace(part[0], "_gate_up_exps."))
+            turn = ("gate", "up").index(part[1])
         if whole is None or number is None:
             return whole
         if len(whole.shape) < 2 or number >= whole.shape[0]:
             raise CheckpointError(f"tensor {theirs} in {whole.file} has shape {whole.shape} and no expert {number}.")
-        each = whole.bytes // whole.shape[0]
-        return replace(whole, shape=whole.shape[1:], offset=whole.offset + number * each, bytes=each)
+        each, shape, at = whole.bytes // whole.shape[0], whole.shape[1:], number
+        if turn is not None:  # gates before ups
+            if shape[0] % 2:
+                raise CheckpointError(
+                    f"tensor {whole.name} in {whole.file} has no two halves; convert the model again."
+                )
+            each, shape, at = each // 2, (shape[0] // 2, *shape[1:]), 2 * number + turn
+        return replace(whole, shape=shape, offset=whole.offset + at * each, bytes=each)
 
     def entry(self, name: str, shape: tuple[int, ...]) -> TensorEntry:
         found = self.found(name)
@@ -249,7 +276,7 @@ class GgufTensors:
             if self.place[name].shape[0] > count:
                 yield f"{name}, expert {count}"
         for name in self.header.tensors:
-            if name not in self.taken and name not in CONFIG_TENSORS and not self.further(name):
+            if name not in self.taken and name not in self.configured and not self.further(name):
                 yield name
 
     def ahead(self) -> set[str]:
@@ -278,7 +305,9 @@ class GgufTensors:
         return sum(len(file) for file in self.maps.values())
 
     def shape(self, name: str) -> tuple[int, ...]:
-        found = self.found(name) or self.place[name]
+        found = self.found(name) or self.place.get(name)
+        if found is None:
+            raise CheckpointError(f"tensor {self.named(name)[0]} is missing from {self.path}; download it again.")
         return found.shape
 
     def kind(self, name: str) -> str:

@@ -1,5 +1,6 @@
 """The tokenizer that a GGUF file holds, as transformers would have it: byte-level pairs, or SentencePiece's."""
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,6 +22,15 @@ END_TOKENS = frozenset(
 )  # fmt: skip
 """Control tokens that end a text in every model that has them, whatever the file names as its end."""
 SPACE_MARK = "▁"
+BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
+TOOL_END = "<|tool_response>"
+"""What ends a call in Gemma 4, where converters have it as a user's token."""
+READ_TOKEN_KEYS = frozenset(("model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token",
+                             "add_eos_token", "add_space_prefix", "eos_token_ids"))  # fmt: skip
+SILENT_TOKEN_VALUES: dict[str, tuple[Any, ...]] = {
+    "add_sep_token": (False,), "remove_extra_whitespaces": (False,), "token_type_count": (1, 2), "suppress_tokens": (),
+}  # fmt: skip
+"""Values that say nothing of a text in keys of other kinds of tokenizers."""
 GGUF_SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
             "penalty_repeat": "repetition_penalty"}  # fmt: skip
 """`general.sampling.*`, and generation_config.json's names."""
@@ -38,6 +48,18 @@ class Vocabulary:
             raise self.wrong("tokens", "names one token twice")
         self.types = self.numbers("token_type", NORMAL)
         self.special = {word: self.id(word) for word in (*SPECIAL_TOKEN_KEYS, *END_KEYS)}
+        self.refuse_unread()
+
+    def refuse_unread(self) -> None:
+        """CheckpointError for a key of the tokenizer that is not read and may change how text becomes tokens."""
+        prefix = "tokenizer.ggml."
+        for name, value in self.metadata.items():
+            key = name.removeprefix(prefix)
+            if key == name or key in READ_TOKEN_KEYS or key.endswith("_token_id"):
+                continue
+            empty = isinstance(value, np.ndarray | list) and not len(value)
+            if not empty and not any(value is it or value == it for it in SILENT_TOKEN_VALUES.get(key, ())):
+                raise self.wrong(key, f"is {str(value)[:40]}, a key that is not read and may change the text")
 
     def wrong(self, key: str, what: str) -> CheckpointError:
         return CheckpointError(f"tokenizer.ggml.{key} in {self.path} {what}; convert the model again.")
@@ -77,6 +99,16 @@ class Vocabulary:
         """Ids that end a text: of the sequence, of a turn, of a message to a tool."""
         named = {found for word in END_KEYS if (found := self.special[word]) is not None}
         control = {at for at, kind in enumerate(self.types) if kind == CONTROL}
+        if self.kind == "gemma4":
+            named |= {at for at, token in enumerate(self.tokens) if token == TOOL_END}
+        more = self.metadata.get("tokenizer.ggml.eos_token_ids")
+        if more is not None:
+            sound = isinstance(more, np.ndarray) and more.dtype.kind in "iu"
+            if not sound or not all(0 <= at < len(self.tokens) for at in more.tolist()):
+                raise self.wrong(
+                    "eos_token_ids", f"is {str(more)[:40]}, no list of ids of its {len(self.tokens)} tokens"
+                )
+            named |= set(more.tolist())
         return frozenset(named | {at for at in control if self.tokens[at] in END_TOKENS})
 
 
@@ -84,7 +116,7 @@ def tokenizer_of(header: Header) -> Any:
     """A fast tokenizer of transformers. Raises CheckpointError for a kind or a pre-tokenizer that is not known."""
     words = Vocabulary(header)
     if words.kind not in TOKENIZER_MAKERS:
-        raise words.wrong("model", f"is {words.kind[:40]!r}, but {' and '.join(TOKENIZER_MAKERS)} are known")
+        raise words.wrong("model", f"is {words.kind[:40]!r}, but known are {', '.join(TOKENIZER_MAKERS)}")
     try:
         backend, begins = TOKENIZER_MAKERS[words.kind](words)
     except CheckpointError:
@@ -127,9 +159,7 @@ def byte_pairs(words: Vocabulary) -> tuple[Any, bool]:
     if name not in PRE_TOKENIZERS:
         raise words.wrong("pre", f"is {name[:40]!r}, a pre-tokenizer that is not known ({', '.join(PRE_TOKENIZERS)})")
     cut = PRE_TOKENIZERS[name]
-    merges = [tuple(line.split(" ")) for line in words.get("merges", list)]
-    if bad := next((pair for pair in merges if len(pair) != 2), None):
-        raise words.wrong("merges", f"has {' '.join(bad)[:40]!r}, which is not a pair")
+    merges = pairs_of(words)
     vocabulary = {token: i for i, token in enumerate(words.tokens)}
     backend = Tokenizer(models.BPE(vocabulary, merges, ignore_merges=cut.whole, fuse_unk=False))
     if cut.composed:
@@ -140,6 +170,16 @@ def byte_pairs(words: Vocabulary) -> tuple[Any, bool]:
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, last])
     backend.decoder = decoders.ByteLevel()
     return backend, name in ("tekken", "llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral")
+
+
+def pairs_of(words: Vocabulary) -> list[tuple[str, str]]:
+    """What is merged, the first pair first."""
+    merges = [line.partition(" ") for line in words.get("merges", list)]
+    if bad := next(
+        (left + space + right for left, space, right in merges if not left or not right or " " in right), None
+    ):
+        raise words.wrong("merges", f"has {bad[:40]!r}, which is not a pair")
+    return [(left, right) for left, _, right in merges]
 
 
 def sentence_pieces(words: Vocabulary) -> tuple[Any, bool]:
@@ -179,7 +219,29 @@ def merges_of(vocabulary: Mapping[str, int], scores: Sequence[float], types: Seq
     return [merge[3:] for merge in found]
 
 
-TOKENIZER_MAKERS = {"gpt2": byte_pairs, "llama": sentence_pieces}
+def marked_pairs(words: Vocabulary) -> tuple[Any, bool]:
+    """Pairs of characters with SentencePiece's mark for spaces, merged in the order of a list (Gemma 4)."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    merges = pairs_of(words)
+    unknown = words.special["unknown"]
+    backend = Tokenizer(
+        models.BPE(
+            {token: i for i, token in enumerate(words.tokens)},
+            merges,
+            unk_token=None if unknown is None else words.tokens[unknown],
+            fuse_unk=True,
+            byte_fallback=any(BYTE_TOKEN.fullmatch(token) for token in words.tokens),
+        )
+    )
+    spaced = words.says("add_space_prefix", False)
+    replaced = normalizers.Replace(" ", SPACE_MARK)
+    backend.normalizer = normalizers.Sequence([normalizers.Prepend(SPACE_MARK), replaced]) if spaced else replaced
+    backend.decoder = decoders.Sequence([decoders.Replace(SPACE_MARK, " "), decoders.ByteFallback(), decoders.Fuse()])
+    return backend, True
+
+
+TOKENIZER_MAKERS = {"gpt2": byte_pairs, "llama": sentence_pieces, "gemma4": marked_pairs}
 
 
 def add_special(backend: Any, words: Vocabulary) -> None:

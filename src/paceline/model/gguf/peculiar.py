@@ -1,0 +1,105 @@
+"""Settings that GGUF files of a few architectures do not state explicitly, or state in a way of their own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import CheckpointError
+from paceline.model.gguf.header import Header
+from paceline.model.gguf.reader import ConfigReader, floats, whole_or_none
+from paceline.model.read_attention import STRETCH
+
+GROWTH = "attention.temperature_scale"
+"""Key of how much queries grow with their position (`Family.stretched`)."""
+
+
+def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> dict[str, Any]:
+    """Settings that gemma and phi3 do not state explicitly."""
+    kind, params = config["model_type"], config["rope_parameters"]
+    if kind in ("gemma2", "gemma3_text"):
+        whole = config["num_hidden_layers"] in (46, 62)  # the sizes of 27 B
+        scalar = config["hidden_size"] / config["num_attention_heads"] if whole else config["head_dim"]
+        own: dict[str, Any] = {"query_pre_attn_scalar": scalar, "hidden_activation": "gelu_pytorch_tanh"}
+        if kind == "gemma3_text":
+            local = {"rope_type": "default", "rope_theta": read.number("rope.freq_base_swa", 10000.0)}
+            own["rope_parameters"] = {"full_attention": params, "sliding_attention": local}
+        return own
+    if kind in ("qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"):
+        heads, numbers = config["linear_num_value_heads"], config["value_numbers"]
+        if numbers % heads:
+            raise read.wrong("ssm.inner_size", f"is {numbers}, no multiple of the {heads} of ssm.time_step_rank")
+        return {"linear_value_head_dim": numbers // heads}
+    if kind in ("granitemoehybrid", "falcon_h1"):
+        heads, numbers, hidden = config["mamba_n_heads"], config["value_numbers"], config["hidden_size"]
+        own = {"mamba_d_head": numbers // heads, "mamba_d_ssm": numbers, "mamba_expand": max(1, numbers // hidden)}
+        if numbers % heads or (kind == "granitemoehybrid" and numbers % hidden):
+            raise read.wrong("ssm.inner_size", f"is {numbers}, which {heads} heads and {hidden} numbers do not divide")
+        own["mamba_conv_bias"] = any(name.endswith("ssm_conv1d.bias") for name in header.tensors)
+        own["mamba_rms_norm"] = any(name.endswith("ssm_norm.weight") for name in header.tensors)
+        if kind == "granitemoehybrid":
+            shared = whole_or_none(read, "expert_shared_feed_forward_length") or config["intermediate_size"]
+            own |= {"shared_intermediate_size": shared, "num_local_experts": config.get("num_local_experts", 0)}
+            turned = read.raw("rope.scaling.finetuned")
+            if turned not in (None, False, True):
+                raise read.wrong("rope.scaling.finetuned", f"is {str(turned)[:40]}, but must be true or false")
+            own["position_embedding_type"] = "rope" if turned else "nope"
+        return own
+    if kind == "lfm2_moe":
+        return {"use_expert_bias": any("exp_probs_b" in name for name in header.tensors)}
+    if kind == "ministral3":
+        if "original_max_position_embeddings" not in params:
+            raise read.wrong(GROWTH, "is there, but no rope.scaling.type that says from where on queries grow")
+        every = read.number("rope.scaling.yarn_log_multiplier", 0.0)
+        own = {"mscale": every, "mscale_all_dim": every} if every and params["rope_type"] == "yarn" else {}
+        return {"rope_parameters": {**params, **own, STRETCH: read.number(GROWTH)}}
+    if kind == "exaone_moe":
+        return {} if "layer_types" in config else {"sliding_window_pattern": 4}
+    if kind == "gpt_oss":
+        return {"rope_parameters": {**params, "truncate": False}} if params["rope_type"] == "yarn" else {}
+    if kind == "glm4_moe":
+        return {"use_qk_norm": "blk.0.attn_q_norm.weight" in header.tensors}
+    if kind == "exaone4" and "sliding_window" not in config:
+        return {"sliding_window": None, "layer_types": ["full_attention"] * config["num_hidden_layers"]}
+    if kind == "olmo2" and read.raw("attention.sliding_window") is not None:
+        raise CheckpointError(f"{header.path} is Olmo 3 in GGUF, which is not served; use its safetensors checkpoint.")
+    if kind == "phi3":
+        long, short = (header.tensors.get(f"rope_factors_{name}.weight") for name in ("long", "short"))
+        own = {"sliding_window": config.get("sliding_window")}
+        if long is not None and short is not None:
+            original = read.raw("rope.scaling.original_context_length")
+            own["original_max_position_embeddings"] = original
+            own["rope_parameters"] = {
+                **params, "rope_type": "longrope", "original_max_position_embeddings": original,
+                "long_factor": floats(long), "short_factor": floats(short),
+            }  # fmt: skip
+        return own
+    return {}
+
+
+def vocabulary_of(header: Header) -> dict[str, Any]:
+    """The fields about tokens."""
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise CheckpointError(f"{header.path} has no matrix token_embd.weight; download it again.")
+    eos = header.metadata.get("tokenizer.ggml.eos_token_id")
+    return {
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "pad_token_id": None,
+        "eos_token_id": eos if type(eos) is int and 0 <= eos < embedding.shape[0] else None,
+    }
+
+
+def sliding_layers(read: ConfigReader, config: Mapping[str, Any]) -> dict[str, Any]:
+    """`layer_types`, where the file says which layers slide: by a flag for each, or all but each n-th."""
+    key, layers = "attention.sliding_window_pattern", config["num_hidden_layers"]
+    value = read.raw(key, many=True)
+    if value is None or config.get("sliding_window") is None:
+        return {}
+    flags = value.tolist() if isinstance(value, np.ndarray) else value
+    if type(flags) is int and flags > 0:
+        flags = [(index + 1) % flags != 0 for index in range(layers)]
+    if not isinstance(flags, list) or len(flags) < layers or not all(it in (0, 1) for it in flags):
+        raise read.wrong(key, f"is {str(value)[:40]}, but must be a flag for each of the {layers} layers")
+    return {"layer_types": ["sliding_attention" if it else "full_attention" for it in flags[:layers]]}
