@@ -49,6 +49,8 @@ def write_gguf(
     weights, further = load_file(checkpoint / "model.safetensors"), dict[str, str]()
     if arch == "gemma4":
         weights, further = beside(config, weights)
+    elif arch == "mistral4":  # gates and ups stay in one
+        weights = {f"{name}.weight" if ".experts." in name else name: it for name, it in weights.items()}
     else:
         weights = stacked(weights)
     if "mtp.fc.weight" in weights:
@@ -328,7 +330,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         found["expert_gating_func"] = known.score
     found |= {key: float(config[name]) for key, name in known.floats.items() if config.get(name) is not None}
     found |= {key: config[name] for key, name in known.whole.items() if config.get(name) is not None}
-    if "llama_4_scaling_beta" in rope:
+    if "llama_4_scaling_beta" in rope and arch != "mistral4":
         found["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
         found["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
     if rope["rope_type"] in ("linear", "yarn"):

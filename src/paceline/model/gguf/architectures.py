@@ -237,6 +237,14 @@ ARCHITECTURES: dict[str, Arch] = {
         mixture=DEEPSEEK_ROUTER,
         score=2,
     ),
+    "mistral4": Arch(
+        "mistral4",
+        latent=True,
+        floats={**NORM, **ROUTER_SCALE},
+        whole=ROUTER_GROUPS,
+        flags=ROUTER_NORM,
+        mixture=DEEPSEEK_ROUTER,
+    ),
     "jais2": Arch("jais2", floats=LAYER_NORM, fixed={"hidden_act": "relu2"}),
     "ernie4_5-moe": Arch(
         "ernie4_5_moe",

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL, Arch
 from paceline.model.gguf.header import Header
-from paceline.model.gguf.peculiar import GROWTH, peculiar, recurrent_config, sliding_layers, vocabulary_of
+from paceline.model.gguf.peculiar import GROWTH, growth_of, peculiar, recurrent_config, sliding_layers, vocabulary_of
 from paceline.model.gguf.reader import ConfigReader, floats, whole_or_none
 from paceline.model.gguf.varied import STILL, varied_config
 from paceline.model.memo import remembered, states
@@ -115,6 +115,8 @@ def latent_config(header: Header, arch: Arch, read: ConfigReader, config: dict[s
         params |= {"mscale": 10 * every, "mscale_all_dim": 10 * every}  # the two are the same in all that is published
     elif every:
         raise read.wrong("rope.scaling.yarn_log_multiplier", "is there, but the rotation is no YaRN")
+    if arch.model_type == "mistral4":
+        params |= growth_of(read, params)
     config |= {
         **vocabulary_of(header),
         "model_type": arch.model_type,

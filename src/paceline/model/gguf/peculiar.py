@@ -77,6 +77,20 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
     return {}
 
 
+GROWTH_LENGTH, USUAL_GROWTH = "attention.temperature_length", 0.1
+"""Key of the length from which on queries grow; how fast they do where a file does not say so."""
+
+
+def growth_of(read: ConfigReader, params: Mapping[str, Any]) -> dict[str, Any]:
+    """How queries grow beyond the length of the first training, which is what is served: converters leave it out."""
+    original = params.get("original_max_position_embeddings")
+    if original is None:
+        raise read.wrong("rope.scaling.type", "is missing: nothing says from where on queries grow")
+    if (length := whole_or_none(read, GROWTH_LENGTH)) not in (0, original):
+        raise read.wrong(GROWTH_LENGTH, f"is {length}, not the {original} of rope.scaling.original_context_length")
+    return {STRETCH: read.number(GROWTH, USUAL_GROWTH)}
+
+
 PURE_SIZES = {
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
