@@ -64,6 +64,90 @@ def test_what_would_be_dropped(tmp_path: Path) -> None:
             load_model(tmp_path, dtype="float32", cache=False)
 
 
+FP8 = torch.float8_e4m3fn
+FORMS: dict[str, tuple[int, list[int] | None, tuple[int, ...], tuple[int, ...]]] = {
+    "blocks": (32, [16, 8], (4, 4, 4), (4, 2, 4)),
+    "blocks that end early": (32, [24, 20], (4, 3, 2), (4, 2, 2)),
+    "blocks of gates and of ups": (24, [20, 32], (4, 4, 1), (4, 2, 1)),
+    "blocks over both": (28, [20, 32], (4, 3, 1), (4, 2, 1)),
+    "a row each": (24, None, (4, 48, 1), (4, 32, 1)),
+    "gates and ups each": (24, None, (4, 2, 1), (4, 1, 1)),
+    "an expert each": (24, None, (4,), (4, 1, 1)),
+    "all one": (24, None, (1,), (4,)),
+}
+"""Width, blocks, and shapes of the scales of 4 experts."""
+
+
+def spread_by_hand(scale: Tensor, shape: tuple[int, ...], block: list[int] | None, halved: bool) -> Tensor:
+    """The factor of each number, looked up one by one."""
+    out = torch.empty(shape)
+    for expert in range(shape[0]):
+        for row in range(shape[1]):
+            for column in range(shape[2]):
+                if scale.dim() == 1:
+                    out[expert, row, column] = scale[expert % len(scale)]
+                    continue
+                rows, half = scale.shape[1], shape[1] // 2
+                if block is not None and halved:
+                    at = row // half * (rows // 2) + row % half // block[0]
+                elif block is not None:
+                    at = row // block[0]
+                else:
+                    at = row * rows // shape[1]
+                out[expert, row, column] = scale[expert, at, 0 if block is None else column // block[1]]
+    return out
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("form", FORMS)
+def test_experts_in_fp8(form: str, turned: bool, tmp_path: Path) -> None:
+    """They are the numbers times their scales, whichever of rows and columns are outputs."""
+    width, block, up, down = FORMS[form]
+    weights, config = in_one(tmp_path, width), json.loads((tmp_path / "config.json").read_text())
+    stream, wide, packed = torch.Generator().manual_seed(0), dict(weights), dict(weights)
+    for name, shape in ((GATE_UP, up), (DOWN, down)):
+        codes, scale = weights[name].to(FP8), torch.rand(shape, generator=stream) + 0.5
+        halved = form == "blocks of gates and of ups" and name == GATE_UP
+        wide[name] = codes.float() * spread_by_hand(scale, codes.shape, block, halved)
+        if turned:
+            codes, scale = (
+                codes.transpose(1, 2).contiguous(),
+                scale.transpose(1, 2).contiguous() if scale.dim() == 3 else scale,
+            )
+        packed |= {name: codes, f"{name}_scale_inv": scale, f"{name}_activation_scale": torch.ones(4)}
+    put(tmp_path, wide)
+    expected = ours(tmp_path)
+    turned_block = None if block is None else block[::-1] if turned else block
+    quantised = {"quant_method": "fp8", "weight_block_size": turned_block}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    put(tmp_path, packed)
+    assert expected is not None and close(ours(tmp_path), expected)
+    for name, it in packed.items():
+        if name.endswith("scale_inv") and it.numel() > 1:
+            put(tmp_path, packed | {name: 1.5 * it})
+            assert not close(ours(tmp_path), expected)
+
+
+@pytest.mark.parametrize(
+    ("block", "shape", "said"),
+    [
+        ([16, 16], (4, 4, 4), "blocks of 16 by 16"),
+        ([30, 32], (4, 2, 1), "does not fit"),  # two blocks over both, or one for each half
+        (None, (4, 3, 1), "without blocks"),
+        (None, (5,), "without blocks"),
+        ([16, 16], None, "scale_inv is missing"),
+    ],
+)
+def test_scales_that_do_not_fit(block: Any, shape: Any, said: str, tmp_path: Path) -> None:
+    weights, config = in_one(tmp_path, 28), json.loads((tmp_path / "config.json").read_text())
+    quantised = {"quant_method": "fp8", "weight_block_size": block}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"quantization_config": quantised}))
+    scale = {} if shape is None else {f"{GATE_UP}_scale_inv": torch.ones(shape)}
+    put(tmp_path, {**weights, GATE_UP: weights[GATE_UP].to(FP8), **scale})
+    with pytest.raises(CheckpointError, match=said):
+        load_model(tmp_path, dtype="float32", cache=False)
+
+
 @pytest.mark.parametrize(
     ("family", "changes"),
     [

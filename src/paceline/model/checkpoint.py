@@ -25,7 +25,7 @@ from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
 from paceline.model.recognise import family_of, text_config
 from paceline.model.spec import ModelSpec
-from paceline.model.stacked import expert_part
+from paceline.model.stacked import Scales, expert_part
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
@@ -276,7 +276,9 @@ class Tensors:
         if (part := expert_part(name, self.place, self.layout)) is not None:
             packed = not part.bias and part.fused not in self.place
             self.count(part.fused, part.number)
-            found = part.groups(self.stored, shape).floats() if packed else part.take(self.stored, shape)
+            fp8 = self.scheme is not None and self.scheme.float8
+            scales = Scales(self.stored, self.place.__contains__, self.scheme.block) if self.scheme and fp8 else None
+            found = part.groups(self.stored, shape).floats() if packed else part.take(self.stored, shape, scales)
             return found if dtype is None else found.to(dtype)
         tensor = self.stored(name, shape)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:

@@ -14,8 +14,8 @@ from paceline.core.errors import CheckpointError
 from paceline.model.groups import FP4, Groups
 
 Config = Mapping[str, Any]
-SIDE_MEMBERS = ("input_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point", "weight_g_idx",
-          "weight_shape", "g_idx")  # fmt: skip
+SIDE_MEMBERS = ("input_scale", "activation_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point",
+                "weight_g_idx", "weight_shape", "g_idx")  # fmt: skip
 """Members that say nothing of the weights, or that are read along with them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the n-th of eight outputs lies in a word of AWQ."""
@@ -56,6 +56,9 @@ class Scheme:
     """What is to be said of the method when a model is loaded."""
     bits: float | None = None
     """Bits per weight, its scales included, if the matrix is kept as packed groups; None: it becomes floats."""
+    float8: bool = False
+    """Weights are in FP8, also those of experts that lie in one tensor, with scales for each `block`, if any."""
+    block: tuple[int, int] | None = None
 
 
 def scheme_of(config: Config) -> Scheme | None:
@@ -202,7 +205,8 @@ def awq(settings: Config) -> Scheme:
 
 def fp8(settings: Config) -> Scheme:
     """Blocks with `weight_scale_inv`, or a scale for each output or for all."""
-    return Scheme("weight", floating(settings.get("weight_block_size")), AS_FLOATS)
+    read, block = floating(settings.get("weight_block_size")), settings.get("weight_block_size")
+    return Scheme("weight", read, AS_FLOATS, float8=True, block=None if block is None else (block[0], block[1]))
 
 
 def floating(block: Any = None) -> Read:

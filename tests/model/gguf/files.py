@@ -14,6 +14,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
+from paceline.model.gguf.peculiar import PURE_SIZES
 from paceline.model.gguf.tensors import NEXT_NAMES, names_of
 from paceline.model.read_spec import rounded
 
@@ -48,6 +49,8 @@ def write_gguf(
     weights, further = load_file(checkpoint / "model.safetensors"), dict[str, str]()
     if arch == "gemma4":
         weights, further = beside(config, weights)
+    elif arch == "mistral4":  # gates and ups stay in one
+        weights = {f"{name}.weight" if ".experts." in name else name: it for name, it in weights.items()}
     else:
         weights = stacked(weights)
     if "mtp.fc.weight" in weights:
@@ -57,7 +60,7 @@ def write_gguf(
     for key, value in {**metadata(config, arch), **vocabulary(checkpoint), **changes}.items():
         add(writer, key.replace("__", "."), value)
     names = names_of(arch, config["num_hidden_layers"] + 1) | further
-    heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
+    heads = {"attn_q": config.get("num_attention_heads"), "attn_k": config.get("num_key_value_heads")}
     for name, weight in laid_out(config, weights).items():
         stem, _, end = name.rpartition(".")
         if end.endswith("_bias"):
@@ -121,8 +124,8 @@ def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[s
     for name, it in weights.items():
         if name.endswith(("conv1d.weight", "conv.conv.weight")):
             it = it.squeeze(1)
-        elif name.endswith("mamba.norm.weight"):
-            it = it.view(config["mamba_n_groups"], -1)
+        elif name.endswith(("mamba.norm.weight", "mixer.norm.weight")):
+            it = it.view(config.get("mamba_n_groups") or config["n_groups"], -1)
         elif name.endswith(".D"):
             it = it[:, None]
         elif name.endswith(".A_log"):
@@ -261,6 +264,12 @@ def add(writer: GGUFWriter, key: str, value: Any) -> None:
 
 def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     """Sizes, under the architecture's prefix."""
+    if arch == "mamba2":
+        own = {"feed_forward_length": 0, "attention.head_count": 0, "context_length": 512,
+               "ssm.inner_size": config["num_heads"] * config["head_dim"],
+               "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"]}  # fmt: skip
+        own |= {key: config[name] for key, name in PURE_SIZES.items() if name in config and key not in own}
+        return {f"{arch}.{key}": value for key, value in own.items()}
     if arch == "gemma4":
         return {f"{arch}.{key}": value for key, value in varied_metadata(config).items() if value is not None}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
@@ -321,7 +330,7 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         found["expert_gating_func"] = known.score
     found |= {key: float(config[name]) for key, name in known.floats.items() if config.get(name) is not None}
     found |= {key: config[name] for key, name in known.whole.items() if config.get(name) is not None}
-    if "llama_4_scaling_beta" in rope:
+    if "llama_4_scaling_beta" in rope and arch != "mistral4":
         found["attention.temperature_scale"] = float(rope["llama_4_scaling_beta"])
         found["rope.scaling.yarn_log_multiplier"] = float(rope["mscale_all_dim"])
     if rope["rope_type"] in ("linear", "yarn"):

@@ -1,6 +1,7 @@
 """A GGUF file is the model that it was made of: every architecture against transformers, every part of its text."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,11 @@ from paceline.model.load import form, inspect, load_model, measure, packing_of
 from paceline.model.native import NativeDecoder
 from tests.model.gguf import files
 from tests.model.gguf.files import KINDS, PROMPT, write_gguf
-from tests.model.gguf.tiny_files import OTHERS, PLAIN
+from tests.model.gguf.tiny_files import LATENT_YARN, OTHERS, PLAIN
 from tests.model.test_footprint import held
 from tests.oracle.cases import BLOCK, BLOCKS, CASES, LENGTH, Oracle, text, write
 from tests.oracle.rows import feed
-from tests.tiny import CORPUS, tiny_checkpoint
+from tests.tiny import CORPUS, randomise, tiny_checkpoint, tiny_config
 
 TOLERANCE = 1e-4
 NAMES = ["llama", "llama-biases", "llama-linear", "llama-yarn", "qwen2-unwindowed", "qwen3", "phi3", "phi3-partial",
@@ -61,7 +62,9 @@ def test_every_architecture_is_tried() -> None:
     from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
-    tried = (tried | {"qwen3_vl_text", "qwen3_vl_moe_text"}) - {"glm4_moe_lite"}  # it is read as deepseek_v3
+    tried = (tried | {"mistral4", "qwen3_vl_text", "qwen3_vl_moe_text"}) - {
+        "glm4_moe_lite"
+    }  # it is read as deepseek_v3
     assert tried == {
         arch.model_type for arch in (*ARCHITECTURES.values(), STEADY_MISTRAL, MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)
     }
@@ -260,6 +263,35 @@ def test_the_text_of_models_that_read_pictures(arch: str, tmp_path: Path, monkey
     monkeypatch.setitem(KINDS, family, arch)
     file = write_gguf(tmp_path / "model.gguf", path, **{f"{arch}__rope__dimension_sections": [24, 20, 20, 0]})
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+
+
+def mistral4(path: Path) -> tuple[Path, torch.Tensor]:
+    """A tiny checkpoint, which transformers has no automatic class for, and the logits of its own class."""
+    from transformers import AutoConfig
+    from transformers.models.mistral4.modeling_mistral4 import Mistral4ForCausalLM
+
+    turned = {**LATENT_YARN, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1}
+    own = {"model_type": "mistral4", "n_group": 1, "topk_group": 1, "rope_parameters": turned}
+    model = Mistral4ForCausalLM(AutoConfig.for_model(**tiny_config("deepseek_v3", vocab=96, layers=3) | own)).eval()
+    randomise(model, 0)
+    model.save_pretrained(path)
+    return path, model(torch.tensor([text(1)])).logits[0].detach()
+
+
+def test_mistral4(tmp_path: Path) -> None:
+    """It says neither how queries grow nor from where on; served is what comes before."""
+    path, expected = mistral4(tmp_path)
+    file = write_gguf(tmp_path / "model.gguf", path)
+    torch.testing.assert_close(logits(file, text(1)), expected, rtol=TOLERANCE, atol=TOLERANCE)
+    assert replace(read_config(path), eos=()) == read_config(file) and read_config(file).max_len == 128
+    length = "mistral4__attention__temperature_length"
+    read_config(write_gguf(tmp_path / "same.gguf", path, **{length: 128}))
+    with pytest.raises(CheckpointError, match=r"temperature_length .* is 256, not the 128"):
+        read_config(write_gguf(tmp_path / "other.gguf", path, **{length: 256}))
+    keys = ("type", "factor", "original_context_length", "yarn_log_multiplier")
+    yarn: Any = [f"mistral4.rope.scaling.{key}" for key in keys]
+    with pytest.raises(CheckpointError, match=r"scaling\.type .* is missing"):
+        read_config(write_gguf(tmp_path / "plain.gguf", path, **dict.fromkeys(yarn)))
 
 
 def test_latent_files_of_two_ages(tmp_path: Path) -> None:

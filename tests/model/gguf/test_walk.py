@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.model.gguf.files import write_gguf
+from tests.model.gguf.test_models import mistral4
 from tests.model.gguf.tiny_files import OTHERS, USUAL
 from tests.model.gguf.walk import SILENT, Seen, walk, walk_words
 from tests.tiny import tiny_checkpoint
@@ -53,3 +54,16 @@ def test_every_key_of_a_tokenizer(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "llama", layers=1)
     found = walk_words(write_gguf(tmp_path / "model.gguf", path))
     assert not found.dropped and found.keys > 80 and found.refused > 20
+
+
+@pytest.mark.full
+def test_every_change_of_a_mistral4(tmp_path: Path) -> None:
+    silent = (
+        "rope.scaling.original_context_length",
+        "attention.temperature_scale",
+        "context_length",
+        "expert_gating_func = 0",
+    )
+    path, _ = mistral4(tmp_path)
+    found = walk(write_gguf(path / "model.gguf", path), 1.0, (*SILENT, *YARN_BOUNDS, *silent))
+    assert not found.dropped and found.keys > 350

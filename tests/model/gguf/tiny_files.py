@@ -6,6 +6,7 @@ PLAIN = {"rope_type": "default", "rope_theta": 1e4}
 LATENT_YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 128}
 OTHERS: dict[str, dict[str, Any]] = {
     "gemma": {},
+    "mamba2": {},
     "gemma4_text": {
         "layers": 5,
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention", "full_attention", "full_attention"],

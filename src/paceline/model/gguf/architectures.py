@@ -49,6 +49,8 @@ class Arch:
     """What `layer_types` calls layers that have no heads of keys (`attention.head_count_kv` is 0)."""
     latent: bool = False
     """Keys and values are made of a latent vector."""
+    attends: bool = True
+    """Some layers have heads of attention, and a feed-forward part (else gguf/peculiar.py)."""
     varied: bool = False
     """Layers differ in their heads, as Gemma 4's do (gguf/varied.py)."""
     tiled: bool = False
@@ -124,6 +126,7 @@ ARCHITECTURES: dict[str, Arch] = {
             expert="experts.{}.",
         ),
     ),
+    "mamba2": Arch("mamba2", attends=False),
     "gemma": Arch("gemma", fixed={"hidden_act": "gelu_pytorch_tanh"}, folded=True),
     "smollm3": Arch("smollm3", interleaved=True),
     "granite": Arch(
@@ -233,6 +236,14 @@ ARCHITECTURES: dict[str, Arch] = {
         flags=ROUTER_NORM,
         mixture=DEEPSEEK_ROUTER,
         score=2,
+    ),
+    "mistral4": Arch(
+        "mistral4",
+        latent=True,
+        floats={**NORM, **ROUTER_SCALE},
+        whole=ROUTER_GROUPS,
+        flags=ROUTER_NORM,
+        mixture=DEEPSEEK_ROUTER,
     ),
     "jais2": Arch("jais2", floats=LAYER_NORM, fixed={"hidden_act": "relu2"}),
     "ernie4_5-moe": Arch(

@@ -12,7 +12,7 @@ import numpy as np
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL, Arch
 from paceline.model.gguf.header import Header
-from paceline.model.gguf.peculiar import GROWTH, peculiar, sliding_layers, vocabulary_of
+from paceline.model.gguf.peculiar import GROWTH, growth_of, peculiar, recurrent_config, sliding_layers, vocabulary_of
 from paceline.model.gguf.reader import ConfigReader, floats, whole_or_none
 from paceline.model.gguf.varied import STILL, varied_config
 from paceline.model.memo import remembered, states
@@ -52,6 +52,8 @@ def config_of(header: Header) -> dict[str, Any]:
     arch, read = arch_of(header), ConfigReader(header)
     if arch.varied:
         return varied_config(header, arch, read)
+    if not arch.attends:
+        return recurrent_config(header, arch.model_type, read)
     if read.raw("expert_count") and not arch.mixture and "expert_count" not in arch.whole:
         raise CheckpointError(f"{header.path} is a mixture of experts (MoE) of a kind that is not served.")
     config: dict[str, Any] = {name: read.whole(key) for key, name in {**common_of(arch, read), **arch.sizes}.items()}
@@ -113,6 +115,8 @@ def latent_config(header: Header, arch: Arch, read: ConfigReader, config: dict[s
         params |= {"mscale": 10 * every, "mscale_all_dim": 10 * every}  # the two are the same in all that is published
     elif every:
         raise read.wrong("rope.scaling.yarn_log_multiplier", "is there, but the rotation is no YaRN")
+    if arch.model_type == "mistral4":
+        params |= growth_of(read, params)
     config |= {
         **vocabulary_of(header),
         "model_type": arch.model_type,
@@ -281,6 +285,8 @@ def stretched(header: Header, arch: Arch, layers: tuple[Layer, ...]) -> tuple[La
     if entry is None:
         return layers
     factors = floats(entry)
+    if not any(layer.attends for layer in layers):
+        raise CheckpointError(f"tensor rope_freqs.weight in {header.path} turns nothing here; convert the model again.")
 
     def divided(form: Attention) -> Attention:
         if arch.varied and form.window is not None:

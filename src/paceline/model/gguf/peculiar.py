@@ -77,6 +77,55 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
     return {}
 
 
+GROWTH_LENGTH, USUAL_GROWTH = "attention.temperature_length", 0.1
+"""Key of the length from which on queries grow; how fast they do where a file does not say so."""
+
+
+def growth_of(read: ConfigReader, params: Mapping[str, Any]) -> dict[str, Any]:
+    """How queries grow beyond the length of the first training, which is what is served: converters leave it out."""
+    original = params.get("original_max_position_embeddings")
+    if original is None:
+        raise read.wrong("rope.scaling.type", "is missing: nothing says from where on queries grow")
+    if (length := whole_or_none(read, GROWTH_LENGTH)) not in (0, original):
+        raise read.wrong(GROWTH_LENGTH, f"is {length}, not the {original} of rope.scaling.original_context_length")
+    return {STRETCH: read.number(GROWTH, USUAL_GROWTH)}
+
+
+PURE_SIZES = {
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "context_length": "max_position_embeddings",
+    "ssm.conv_kernel": "conv_kernel",
+    "ssm.state_size": "state_size",
+    "ssm.group_count": "n_groups",
+    "ssm.time_step_rank": "num_heads",
+}
+"""Numbers that files of Mamba-2 alone must have."""
+
+
+def recurrent_config(header: Header, model_type: str, read: ConfigReader) -> dict[str, Any]:
+    """The fields of a model of Mamba-2 alone, which has neither attention nor feed-forward parts."""
+    config: dict[str, Any] = {name: read.whole(key) for key, name in PURE_SIZES.items()}
+    for key in ("feed_forward_length", "attention.head_count"):
+        if whole_or_none(read, key):
+            raise read.wrong(key, "is not 0, but this architecture has no such part")
+    inner, heads, hidden = read.whole("ssm.inner_size"), config["num_heads"], config["hidden_size"]
+    if inner % heads or inner % hidden:
+        raise read.wrong("ssm.inner_size", f"is {inner}, which {heads} heads and {hidden} numbers do not divide")
+    eps = read.number("attention.layer_norm_rms_epsilon")
+    read.refuse_unread()
+    return {
+        **vocabulary_of(header),
+        **config,
+        "model_type": model_type,
+        "head_dim": inner // heads,
+        "expand": inner // hidden,
+        "layer_norm_epsilon": eps,
+        "use_conv_bias": any(name.endswith("ssm_conv1d.bias") for name in header.tensors),
+        "use_bias": any(name.endswith(("ssm_in.bias", "ssm_out.bias")) for name in header.tensors),
+    }
+
+
 def vocabulary_of(header: Header) -> dict[str, Any]:
     """The fields about tokens."""
     embedding = header.tensors.get("token_embd.weight")

@@ -39,7 +39,7 @@ NEXT_NAMES = {
 }
 """Tensors `mtp.*` of a layer for further tokens, and what they are called below `blk.N.nextn.`."""
 LATENT_MATRIX = ".kv_b_proj.weight"
-DECAY, OFFSET, THROUGH, SPREAD_NORM = ".A_log", ".dt_bias", ".D", "mamba.norm.weight"
+DECAY, OFFSET, THROUGH, SPREAD_NORM = ".A_log", ".dt_bias", ".D", ("mamba.norm.weight", "mixer.norm.weight")
 """Ends of names of a recurrence's numbers: decay rates, which GGUF has as -exp(A); what is added to time steps; factors
 of what passes by the state; a norm."""
 DECODED_WEIGHTS = 1 << 22
