@@ -11,6 +11,7 @@ pytest.importorskip("httpx2", reason="the extra apps is not installed")
 
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.prophetfuzz.assemble import INPUT, FuzzCommand, FuzzPlan, distinct
+from paceline.apps.prophetfuzz.box.driver import Campaign
 from paceline.apps.prophetfuzz.campaign import (
     PLANTED,
     FuzzBudget,
@@ -18,6 +19,7 @@ from paceline.apps.prophetfuzz.campaign import (
     FuzzError,
     build,
     default_plan,
+    dry,
     fuzz,
     missing,
 )
@@ -107,3 +109,57 @@ def test_a_program_without_instrumentation_is_fuzzed_blindly() -> None:
     commands = FuzzPlan("gzip", plan("-c").commands, distinct({"seed": b"x"}))
     result = asyncio.run(fuzz(commands, Path("/bin/gzip"), FuzzBudget(seconds=4, slice_s=2, blind=True)))
     assert result.rows[0]["state"] == "runs" and result.execs > 0 and result.crashes == ()
+
+
+READER = """#include <stdio.h>
+#include <string.h>
+int main(int count, char **given) {
+  char key[8] = "", line[16];
+  FILE *further = count > 2 ? fopen(given[2], "r") : NULL;
+  if (further && !fgets(key, sizeof key, further)) return 1;
+  if (!fgets(line, sizeof line, stdin)) return 0;
+  char *volatile gone = NULL;
+  if (count > 1 && !strcmp(given[1], "-k") && line[0] == key[0] && line[1] == key[1]) *gone = 1;
+  return 0;
+}
+"""
+
+
+def test_standard_input_further_files_and_one_queue_for_all_commands(tmp_path: Path) -> None:
+    """The bug is behind an option's file. The seed of one command reaches the other by the queue that they share."""
+    source = tmp_path / "reader.c"
+    source.write_text(READER)
+    built = asyncio.run(build(source))
+    commands = tuple(FuzzCommand((), args) for args in ((), ("-k", "key.txt")))
+    several = FuzzPlan("reader", commands, distinct({"seed": b"zz"}), {"key.txt": b"q7"})
+    usable, dropped = asyncio.run(dry(several, built))
+    assert usable == several and not dropped
+    again = FuzzPlan.of(several.as_dict())
+    assert again.files == several.files and again.commands == commands
+    found = asyncio.run(fuzz(FuzzPlan.of({**several.as_dict(), "seeds": {"s": b"q7".hex()}}), built,
+                             FuzzBudget(seconds=4, slice_s=1)))  # fmt: skip
+    [crash] = found.crashes
+    assert crash.command.args == ("-k", "key.txt") and crash.input.startswith(b"q7")
+    seconds, edges = zip(*found.curve)
+    assert list(seconds) == sorted(seconds) and list(edges) == sorted(edges) and edges[0] > 0
+    html = page("reader", found, tmp_path, {}).html()
+    assert "reader -k key.txt &lt; " in html and "Coverage" in html
+
+
+def test_an_input_that_one_command_found_is_given_to_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "seeds").mkdir()
+    made = Campaign({"commands": [["-a"], ["-b"]], "target": "/bin/true", "persistent": False, "seconds": 1})
+    for number in (0, 1):
+        (tmp_path / f"out/{number}/default/queue").mkdir(parents=True)
+    theirs = tmp_path / "out/0/default/queue/id:000001,src:000000,op:havoc,+cov"
+    theirs.write_bytes(b"new")
+    (theirs.parent / "id:000000,orig:seed").write_bytes(b"old")
+    for _ in range(2):
+        made.share(made.commands[1])
+    queue = tmp_path / "out/1/default/queue"
+    assert [path.read_bytes() for path in queue.iterdir()] == [b"new"]
+    made.share(made.commands[0])
+    assert len([*theirs.parent.iterdir()]) == 2, "its own inputs do not come back"

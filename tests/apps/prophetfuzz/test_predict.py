@@ -13,7 +13,7 @@ pytest.importorskip("httpx2", reason="the extra apps is not installed")
 
 from paceline.apps.common.client import AppClient
 from paceline.apps.common.sandbox import unavailable
-from paceline.apps.prophetfuzz.assemble import INPUT, FuzzPlan, assemble, command, distinct, written
+from paceline.apps.prophetfuzz.assemble import INPUT, Around, FuzzPlan, assemble, command, distinct, written
 from paceline.apps.prophetfuzz.combine import at_random, prediction, ranked
 from paceline.apps.prophetfuzz.constraints import Constraints, Relation, extract
 from paceline.apps.prophetfuzz.manual import Manual, Option
@@ -153,3 +153,23 @@ def test_a_program_for_seeds_that_fails_says_why(program: str, problem: str) -> 
 
 def test_seeds_are_distinct_and_safely_named() -> None:
     assert distinct({"a": b"1", "b": b"1", "../c d": b"2"}) == {"00_a": b"1", "01__c_d": b"2"}
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox can be made here: {unavailable()}")
+def test_several_values_and_further_files_for_a_program_that_reads_standard_input() -> None:
+    asked = list[str]()
+
+    def script(body: dict[str, Any]) -> str:
+        asked.append(body["messages"][-1]["content"])
+        return json.dumps({"program": "1"} if "Python program" in asked[-1] else {"value0": f"words{body['seed']}.txt"})
+
+    around = Around({"words0.txt": b"a"}, stdin=True, values=3)
+    made = with_client(script, lambda c: assemble(c, MANUAL, ranked([["-s", "-a"]], MANUAL, Constraints(())), around))
+    assert [c.args for c in made.commands] == [("--all", "-s", f"words{n}.txt") for n in range(3)]
+    assert "Files in the working directory: words0.txt" in asked[0]
+
+
+@pytest.mark.parametrize("name", ["../x", "a/b", "target", "driver.py", ".hidden", "-o", "a b", ""])
+def test_a_further_file_cannot_take_a_campaigns_own_name(name: str) -> None:
+    with pytest.raises(ValueError, match="cannot be the name"):
+        FuzzPlan.of({**FuzzPlan("tool", ()).as_dict(), "files": {name: "00"}})

@@ -26,8 +26,17 @@ from .manual import Manual, Option, described
 
 INPUT = "@@"
 LARGEST_SEED = 1024
+RESERVED = frozenset(
+    ["target", "input", "said", "seeds", "job.json", "driver.py", "result.json", "result.tmp", "repro", "out", "in"]
+)
+"""Names in the working directory of a campaign that are its own."""
 DEFAULT_SEEDS = {"text": b"P5\n111\n222\n", "empty": b"\n", "bytes": bytes(range(32, 96))}
 FUZZ_SYSTEM = "You write test inputs for command-line programs. You answer as JSON."
+VALUES_TASK = (
+    "Give a value for each, one that stresses the program most while it still accepts it. Example: of --level N "
+    "(1 to 9), --block-size SIZE and --dictionary FILE, with a file words.txt in the working directory: value0: 9, "
+    "value1: 65535, value2: words.txt. Now:"
+)
 Value = Annotated[str, Field(min_length=1, max_length=20)]
 FUZZ_PLAIN = re.compile(r"^[\w.,:=+/@%-]+$")
 MAKE_LIMITS = AppLimits(wall_s=10, cpu_s=5, memory_mb=256, disk_mb=8, processes=8)
@@ -35,7 +44,8 @@ MAKE_LIMITS = AppLimits(wall_s=10, cpu_s=5, memory_mb=256, disk_mb=8, processes=
 
 @dataclass(frozen=True, slots=True)
 class FuzzCommand:
-    """Arguments after the program's name; INPUT is the fuzzed file. `problem` says what of the model's was left out."""
+    """Arguments after the program's name; INPUT is the fuzzed file, which goes to standard input where no argument is.
+    `problem` says what of the model's was left out."""
 
     options: tuple[str, ...]
     args: tuple[str, ...]
@@ -61,11 +71,24 @@ class Seeds(BaseModel):
     program: Annotated[str, Field(max_length=700)]
 
 
+@dataclass(frozen=True, slots=True)
+class Around:
+    """What is around a program's runs: `files`, further ones by name, that its options may be given, whether it reads
+    standard input in place of a file, and how many sets of values a combination gets."""
+
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    stdin: bool = False
+    values: int = 1
+
+
+ALONE = Around()
+
+
 async def assemble(
     client: AppClient,
     manual: Manual,
     risky: Sequence[Risky],
-    values: int = 1,
+    around: Around = ALONE,
     deadline_s: float | None = None,
     seeds: Mapping[str, bytes] | None = None,
 ) -> Assembled:
@@ -73,9 +96,9 @@ async def assemble(
     commands, problems = [], []
     for r in risky:
         options = [o for key in r.options if (o := manual.option(key))]
-        for number in range(values if any(o.value for o in options) else 1):
-            given, problem = await valued(client, manual, options, number, deadline_s)
-            commands.append(command(options, given, r.count, problem))
+        for number in range(around.values if any(o.value for o in options) else 1):
+            given, problem = await valued(client, manual, options, number, deadline_s, tuple(around.files))
+            commands.append(command(options, given, r.count, problem, around.stdin))
     made, problem = await seeded(client, manual, deadline_s)
     problems += [problem] if problem else []
     unique = {c.args: c for c in reversed(commands)}
@@ -83,8 +106,11 @@ async def assemble(
     return Assembled(kept, distinct({**(seeds or DEFAULT_SEEDS), **made}), tuple(problems))
 
 
-def command(options: Iterable[Option], values: Mapping[str, str], count: int = 1, problem: str = "") -> FuzzCommand:
-    """The options in their manual's order, each with its value as its spelling wants it, then the input file."""
+def command(
+    options: Iterable[Option], values: Mapping[str, str], count: int = 1, problem: str = "", stdin: bool = False
+) -> FuzzCommand:
+    """The options in their manual's order, each with its value as its spelling wants it, then the input file, which
+    with `stdin` is not named."""
     args: list[str] = []
     chosen = list(options)
     for option in chosen:
@@ -94,22 +120,23 @@ def command(options: Iterable[Option], values: Mapping[str, str], count: int = 1
             args += [short, value] if short else [f"{option.key}={value}"]
         else:
             args += [option.key, value] if value else [option.key]
-    return FuzzCommand(tuple(o.key for o in chosen), (*args, INPUT), count, problem)
+    return FuzzCommand(tuple(o.key for o in chosen), (*args, *(() if stdin else (INPUT,))), count, problem)
 
 
 async def valued(
-    client: AppClient, manual: Manual, options: Sequence[Option], number: int, deadline_s: float | None
-) -> tuple[dict[str, str], str]:
-    """Values of the options that take one, and what went wrong; the `number`-th set differs by its seed."""
+    client: AppClient, manual: Manual, options: Sequence[Option], number: int, deadline_s: float | None,
+    files: Sequence[str] = (),
+) -> tuple[dict[str, str], str]:  # fmt: skip
+    """Values of the options that take one, and what went wrong; the `number`-th set differs by its seed. `files` can be
+    named."""
     taking = [o for o in options if o.value]
     if not taking:
         return {}, ""
     fields: dict[str, Any] = {f"value{i}": (Value, ...) for i, _ in enumerate(taking)}
     model = create_model("Values", **fields)
-    task = "Give a value for each, one that stresses the program most while it still accepts it:\n" + "\n".join(
-        f"value{i}: {o.key} {o.value}" for i, o in enumerate(taking)
-    )
+    task = f"{VALUES_TASK}\n" + "\n".join(f"value{i}: {o.key} {o.value}" for i, o in enumerate(taking))
     data = f"Options of {manual.program}:\n" + "\n".join(described(o) for o in options)
+    data += f"\nFiles in the working directory: {', '.join(files)}" if files else ""
     settings = AppSettings(
         max_tokens=40 * len(taking) + 20, temperature=0.7, seed=number, logprobs=False, deadline_s=deadline_s
     )
@@ -171,10 +198,13 @@ class FuzzPlan:
     program: str
     commands: tuple[FuzzCommand, ...]
     seeds: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    """Further files in the working directory, by name."""
 
     def as_dict(self) -> dict[str, Any]:
         rows = [{"options": c.options, "args": c.args, "count": c.count, "problem": c.problem} for c in self.commands]
-        return {"program": self.program, "commands": rows, "seeds": {n: d.hex() for n, d in self.seeds.items()}}
+        seeds, files = ({name: data.hex() for name, data in each.items()} for each in (self.seeds, self.files))
+        return {"program": self.program, "commands": rows, "seeds": seeds, "files": files}
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "FuzzPlan":
@@ -182,4 +212,15 @@ class FuzzPlan:
         commands = tuple(
             FuzzCommand(tuple(c["options"]), tuple(c["args"]), c["count"], c["problem"]) for c in data["commands"]
         )
-        return cls(data["program"], commands, {n: bytes.fromhex(d) for n, d in data["seeds"].items()})
+        seeds, files = (
+            {n: bytes.fromhex(d) for n, d in each.items()} for each in (data["seeds"], data.get("files", {}))
+        )
+        return cls(data["program"], commands, seeds, {own_name(n): d for n, d in files.items()})
+
+
+def own_name(name: str) -> str:
+    """A further file's name. Raises ValueError for one that is a path, or that a campaign itself uses."""
+    if not FUZZ_PLAIN.match(name) or "/" in name or name.startswith((".", "-")) or name in RESERVED:
+        raise ValueError(f"{name!r} cannot be the name of a further file: give letters, digits, dots and dashes, and "
+                         f"none of {', '.join(sorted(RESERVED))}.")  # fmt: skip
+    return name

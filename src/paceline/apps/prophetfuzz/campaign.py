@@ -62,6 +62,7 @@ class CampaignSaid(Said):
 
     commands: list[dict[str, int | float | str | list[str] | None]]
     crashes: list[CrashSaid]
+    curve: list[list[float]]
     seconds: float
 
 
@@ -77,6 +78,8 @@ class FuzzResult:
     seconds: float
     limit: str | None = None
     attempts: tuple[str, ...] = ()
+    curve: tuple[tuple[float, int], ...] = ()
+    """(seconds, edges of the target that all commands together have reached) after each slice; none when blind."""
 
     @property
     def execs(self) -> int:
@@ -149,10 +152,10 @@ async def dry(plan: FuzzPlan, target: bytes | Path) -> tuple[FuzzPlan, dict[Fuzz
     installed = isinstance(target, Path)
     program = str(target) if installed else "./target"
     data = next(iter((plan.seeds or distinct(DEFAULT_SEEDS)).values()))
-    files: dict[str, str | bytes | Path] = {"input": data}
+    files: dict[str, str | bytes | Path] = {**plan.files, "input": data}
     if isinstance(target, bytes):
         files["target"] = target
-    script = 'chmod +x target 2>/dev/null; exec "$@"'
+    script = 'chmod +x target 2>/dev/null; exec "$@" < input'
 
     async def said(args: Sequence[str]) -> str:
         line = [program, *("input" if arg == INPUT else arg for arg in args)]
@@ -165,7 +168,7 @@ async def dry(plan: FuzzPlan, target: bytes | Path) -> tuple[FuzzPlan, dict[Fuzz
         refused = outcome.status == "failed" and USAGE.search(outcome.text + outcome.errors)
         return (outcome.errors or outcome.text).strip()[:200] if refused else ""
 
-    usual = await said((INPUT,))
+    usual = await said((INPUT,) if any(INPUT in c.args for c in plan.commands) else ())
     dropped = {c: why for c in plan.commands if (why := await said(c.args)) and why != usual}
     return replace(plan, commands=tuple(c for c in plan.commands if c not in dropped)), dropped
 
@@ -186,7 +189,8 @@ async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: FuzzBudget) -> Fuzz
         "blind": budget.blind,
         "persistent": budget.persistent,
     }
-    files: dict[str, str | bytes | Path] = {"job.json": json.dumps(job), "driver.py": FUZZ_HERE / "box" / "driver.py"}
+    box: dict[str, str | bytes | Path] = {"job.json": json.dumps(job), "driver.py": FUZZ_HERE / "box" / "driver.py"}
+    files = {**plan.files, **box}
     files |= {f"seeds/{name}": data for name, data in (plan.seeds or distinct(DEFAULT_SEEDS)).items()}
     if isinstance(target, bytes):
         files["target"] = target
@@ -200,6 +204,7 @@ async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: FuzzBudget) -> Fuzz
         raise FuzzError(f"The campaign did not begin ({outcome.limit or outcome.errors.strip()[-300:]}).")
     data = read_said(CAMPAIGN, outcome.files["result.json"])
     whole = data is not None and all(isinstance(row.get("execs"), int) for row in data.commands)
+    whole = whole and data is not None and all(len(point) == 2 for point in data.curve)
     if data is None or not whole or any(not 0 <= c.command < len(plan.commands) for c in data.crashes):
         raise FuzzError("The campaign's result is not what its driver writes; the target may have written it.")
     idle = not data.crashes and not any(row["execs"] for row in data.commands)
@@ -214,7 +219,8 @@ async def fuzz(plan: FuzzPlan, target: bytes | Path, budget: FuzzBudget) -> Fuzz
         for c in data.crashes
     )  # fmt: skip
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
-    return FuzzResult(crashes, tuple(data.commands), data.seconds, outcome.limit, attempts)
+    curve = tuple((at, int(edges)) for at, edges in data.curve)
+    return FuzzResult(crashes, tuple(data.commands), data.seconds, outcome.limit, attempts, curve)
 
 
 def default_plan(program: str) -> FuzzPlan:

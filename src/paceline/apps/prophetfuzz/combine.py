@@ -30,7 +30,10 @@ FUZZ_TASK = (
     + "; ".join(RISKS)
     + ".\nThink about which code each option runs and which buffers it shares with "
     "others. Then name combinations of two to four options that together are most likely to reach memory errors. "
-    "Write each option as in the manual. Combinations should differ."
+    "Write each option as in the manual. Combinations should differ.\n"
+    "Example. A program that scales pictures: --scale N sizes a buffer, --rotate turns the picture in it, --in-place "
+    "keeps the old buffer. Reason: the buffer keeps its old size while rows become longer. Combinations: [--scale, "
+    "--in-place], [--scale, --rotate, --in-place]."
 )
 SMALLEST, LARGEST = 2, 4
 SKIPPED = frozenset({"--help", "--version", "-h", "-V"})

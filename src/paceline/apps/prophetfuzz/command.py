@@ -6,7 +6,7 @@ import asyncio
 import json as json_
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from ..common.cli import AppAsked, AppBar, AsJson, Out, UsageError, asks_server,
 from ..common.client import AppClient
 from ..common.sandbox import SandboxError, unavailable
 from . import show as pages
-from .assemble import Assembled, FuzzCommand, FuzzPlan, assemble
+from .assemble import ALONE, Around, Assembled, FuzzCommand, FuzzPlan, assemble, own_name
 from .campaign import (
     PLANTED,
     PLANTED_PAGE,
@@ -44,6 +44,7 @@ Seconds = Annotated[float, typer.Option(min=2, help="Seconds of each campaign.")
 Slice = Annotated[
     float, typer.Option("--slice", min=1, help="Seconds that a command has before it is the next one's turn.")
 ]
+LARGEST_AUX_BYTES = 1 << 20
 Deadline = Annotated[float | None, typer.Option(help="Seconds for each call of the model. Default: none.")]
 
 
@@ -56,15 +57,17 @@ class FuzzPredicted:
     risky: list[Risky]
     made: Assembled
     facts: dict[str, Any]
+    files: Mapping[str, bytes]
 
     @property
     def plan(self) -> FuzzPlan:
-        return FuzzPlan(self.manual.program, self.made.commands, self.made.seeds)
+        return FuzzPlan(self.manual.program, self.made.commands, self.made.seeds, self.files)
 
 
 async def predicted(
-    client: AppClient, manual: Manual, samples: int, votes: int, commands: int, deadline_s: float | None
-) -> FuzzPredicted:
+    client: AppClient, manual: Manual, samples: int, votes: int, commands: int, deadline_s: float | None,
+    around: Around = ALONE,
+) -> FuzzPredicted:  # fmt: skip
     """Constraints, combinations, commands: the whole way from a manual to a plan."""
     began = time.monotonic()
     with AppBar("constraints", 3) as bar:
@@ -72,10 +75,11 @@ async def predicted(
         bar.step("combinations")
         risky = await predict(client, manual, constraints, samples, deadline_s)
         bar.step("commands")
-        made = await assemble(client, manual, risky[:commands], deadline_s=deadline_s)
+        made = await assemble(client, manual, risky[:commands], around, deadline_s=deadline_s)
         bar.step()
     client.tally.wall = time.monotonic() - began
-    return FuzzPredicted(manual, constraints, risky, made, {"model": client.model, **client.tally.as_dict()})
+    facts = {"model": client.model, **client.tally.as_dict()}
+    return FuzzPredicted(manual, constraints, risky, made, facts, around.files)
 
 
 @app.command(name="predict")
@@ -87,6 +91,12 @@ def predict_(
     samples: Samples = 10,
     votes: Votes = 10,
     commands: Commands = 20,
+    values: Annotated[int, typer.Option(min=1, max=16, help="Sets of values for each combination.")] = 1,
+    stdin: Annotated[bool, typer.Option(help="The program reads standard input, not a file that is named.")] = False,
+    aux: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=FILE: a further file, such as a dictionary, that options can be given. Repeatable."),
+    ] = None,
     deadline: Deadline = None,
     out: Out = Path("prophetfuzz-report"),
     json: AsJson = False,
@@ -95,10 +105,11 @@ def predict_(
     maker."""
     with mended():
         manual = replace(read_page(man or find_page(program)), program=program)
+        around = Around(dict(map(further, aux or ())), stdin, values)
 
         async def go() -> FuzzPredicted:
             async with asked.client() as client:
-                return await predicted(client, manual, samples, votes, commands, deadline)
+                return await predicted(client, manual, samples, votes, commands, deadline, around)
 
         done = asyncio.run(go())
         out.mkdir(parents=True, exist_ok=True)
@@ -113,6 +124,18 @@ def predict_(
             "report": str(page),
         }
         show(answer, json, [*lines, str(out / "plan.json"), str(page)], done.facts)
+
+
+def further(said: str) -> tuple[str, bytes]:
+    """A further file as `--aux` names it. Raises UsageError."""
+    name, _, path = said.partition("=")
+    try:
+        data = Path(path).read_bytes() if path else b""
+        if not path or len(data) > LARGEST_AUX_BYTES:
+            raise ValueError(f"--aux takes NAME=FILE, of at most {LARGEST_AUX_BYTES >> 20} MB.")
+        return own_name(name), data
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--aux {said}: {error}") from error
 
 
 @app.command(name="fuzz")
@@ -146,7 +169,8 @@ def fuzz_(
         ]
         answer = {"crashes": crashes, "execs": result.execs, "execs_per_second": result.execs_per_second,
                   "dropped": [{"command": c.text(given.program), "said": why} for c, why in dropped.items()],
-                  "seconds": result.seconds, "commands": result.rows, "report": str(page)}  # fmt: skip
+                  "seconds": result.seconds, "commands": result.rows, "coverage": result.curve,
+                  "report": str(page)}  # fmt: skip
         said = f"{len(crashes)} kinds of crash, {result.execs} runs, {result.execs_per_second:g} a second"
         show(answer, json, [said, *(f"{c['kind']}: {c['command']}" for c in crashes), str(page)])
 

@@ -23,7 +23,11 @@ FUZZ_CONSTRAINTS_SYSTEM = (
 FUZZ_CONSTRAINTS_TASK = (
     "Which options may not be used together (conflict), and which option may only be used with another one "
     "(dependency: needs all or any of some)? Assume that each option is given once at most. List only relations that "
-    "the descriptions state."
+    "the descriptions state.\n"
+    "Example. Of '-q, --quiet: Write nothing.', '-v, --verbose: Write more; not with --quiet.', '--color: Color the "
+    "report of --verbose.', '--key FILE: Needs --sign or --verify.': conflicts: --quiet and --verbose; dependencies: "
+    "--color needs all of --verbose, --key needs any of --sign, --verify.\n"
+    "Now:"
 )
 Name = Annotated[str, Field(max_length=40)]
 FUZZ_MOST = 12

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..common.report import Report
-from .assemble import Assembled, FuzzCommand
+from .assemble import INPUT, Assembled, FuzzCommand
 from .campaign import PLANTED_BUGS, FuzzComparison, FuzzResult
 from .combine import Risky
 from .constraints import Constraints
@@ -55,16 +55,29 @@ def campaign(program: str, result: FuzzResult, folder: Path, dropped: Mapping[Fu
     for crash in sorted(result.crashes, key=lambda c: c.seconds):
         file = folder / f"crash-{crash.hash}"
         file.write_bytes(crash.input)
-        again = crash.command.text(program).replace("@@", str(file))
+        again = crash.command.text(program)
+        again = again.replace(INPUT, str(file)) if INPUT in crash.command.args else f"{again} < {file}"
         rows.append({"kind": crash.kind, "frames": crash.frames, "after s": crash.seconds, "inputs": crash.count,
                      "see it again": again})  # fmt: skip
     report.table("Crashes", rows, "" if rows else "None was found.")
     report.table("Commands", [{"command": " ".join(r["args"]), **{k: v for k, v in r.items() if k != "args"}}
                               for r in result.rows])  # fmt: skip
+    if len(result.curve) > 1:
+        report.figure("Coverage", lambda axes: covered(axes, result), "Edges that all commands together have reached.")
     refused(report, program, dropped)
     if result.limit:
         report.text("Limit", f"The sandbox ended the campaign: {result.limit}.")
     return report
+
+
+def covered(axes: Any, result: FuzzResult) -> None:
+    """Edges over seconds, as steps, and a mark where a kind of crash was first seen."""
+    seconds, edges = zip(*result.curve)
+    axes.step(seconds, edges, where="post")
+    for crash in result.crashes:
+        axes.axvline(crash.seconds, color="black", linewidth=0.5)
+    axes.set_xlabel("seconds")
+    axes.set_ylabel("edges")
 
 
 def comparison(

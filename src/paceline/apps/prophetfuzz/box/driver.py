@@ -30,6 +30,10 @@ SPARE = b"x\n"
 MOST_CRASHES_A_SLICE = 20
 REPLAY_S, LATE_S = 10.0, 20.0
 MOST_OUTPUT = 1 << 16
+MOST_SHARED = 64
+"""Inputs of other commands that a command is given before a slice."""
+NEVER = 255
+"""Byte of AFL++'s map for an edge that was never reached."""
 
 
 class FuzzDriverCommand:
@@ -40,6 +44,7 @@ class FuzzDriverCommand:
         self.slices = self.execs = self.edges = self.gain = self.crashes = 0
         self.seconds, self.state = 0.0, "new"
         self.seen: set[str] = set()
+        self.given: set[Path] = set()
 
     def as_dict(self) -> dict[str, Any]:
         rate = round(self.execs / self.seconds, 1) if self.seconds else 0.0
@@ -53,6 +58,7 @@ class Campaign:
         self.commands = [FuzzDriverCommand(i, args) for i, args in enumerate(job["commands"])]
         self.began = time.monotonic()
         self.crashes: dict[str, dict[str, Any]] = {}
+        self.reached, self.curve = set[int](), list[tuple[float, int]]()
         for name in ("repro", "out", "in"):
             Path(name).mkdir(exist_ok=True)
         if job["target"] == "./target":
@@ -82,6 +88,7 @@ class Campaign:
     def slice(self, command: FuzzDriverCommand) -> None:
         if command.state == "new":
             self.seed(command)
+        self.share(command)
         seconds = max(1, round(min(self.job["slice"], self.job["seconds"] - self.now())))
         began, blind = time.monotonic(), self.job["blind"]
         out = Path("out", f"{command.number}.{command.slices}" if blind else str(command.number))
@@ -100,7 +107,25 @@ class Campaign:
         execs, edges = int(stats.get("execs_done", 0)), int(stats.get("edges_found", 0))
         command.execs, before = execs + (command.execs if blind else 0), command.edges
         command.edges = max(edges, before)
-        command.gain = command.edges - before + 5 * self.triage(command, home / "crashes")
+        known = len(self.reached)
+        self.reached |= edges_of(home / "fuzz_bitmap")
+        if self.reached:
+            self.curve.append((round(self.now(), 2), len(self.reached)))
+        new = len(self.reached) - known if self.reached else command.edges - before
+        command.gain = new + 5 * self.triage(command, home / "crashes")
+
+    def share(self, command: FuzzDriverCommand) -> None:
+        """One queue for all commands: what reached something new under another one is tried under this one, too. It
+        goes to the seeds of a command that has not run, else into its own queue, which AFL++ reads as it resumes."""
+        own = Path("out", str(command.number), "default", "queue")
+        folder = own if own.is_dir() else Path("in", str(command.number))
+        others = [path for path in Path("out").glob("*/default/queue/id*+cov*") if own not in path.parents]
+        new = [path for path in others if path not in command.given and "shared_" not in path.name]
+        for path in sorted(new, key=lambda path: path.stat().st_mtime)[-MOST_SHARED:]:
+            command.given.add(path)
+            if folder != own and self.crashed(command, path):
+                continue
+            shutil.copy(path, folder / f"shared_{len(command.given)}")
 
     def line(self, command: FuzzDriverCommand, file: str | None = None) -> list[str]:
         """The target and its arguments: for AFL++ (the input is - where the target is persistent), or with a file."""
@@ -128,7 +153,7 @@ class Campaign:
 
     def crashed(self, command: FuzzDriverCommand, path: Path) -> bool:
         """Whether the target crashes on the file; the first of each stack is kept."""
-        code, said = bounded(self.line(command, str(path.resolve())), REPLAY, REPLAY_S)
+        code, said = bounded(self.line(command, str(path.resolve())), REPLAY, REPLAY_S, path)
         if code is None or (code >= 0 and code != CRASHED):
             return False
         frames = [name for name, _ in FRAME.findall(said.split("freed by")[0].split("allocated by")[0])]
@@ -147,15 +172,19 @@ class Campaign:
 
     def write(self) -> None:
         rows = [c.as_dict() for c in self.commands]
-        data = {"commands": rows, "crashes": list(self.crashes.values()), "seconds": round(self.now(), 2)}
+        data = {"commands": rows, "crashes": list(self.crashes.values()), "curve": self.curve,
+                "seconds": round(self.now(), 2)}  # fmt: skip
         Path("result.tmp").write_text(json.dumps(data))
         Path("result.tmp").rename("result.json")
 
 
-def bounded(args: list[str], env: dict[str, str], seconds: float) -> tuple[int | None, str]:
-    """Run a command with all that it starts; its exit code, None if time was up, and the beginning of what it wrote."""
-    with open("said", "w+b") as said:
-        child = subprocess.Popen(args, env={**os.environ, **env}, stdin=subprocess.DEVNULL, stdout=said,
+def bounded(
+    args: list[str], env: dict[str, str], seconds: float, given: Path = Path(os.devnull)
+) -> tuple[int | None, str]:
+    """Run a command with all that it starts, on the standard input `given`; its exit code, None if time was up, and the
+    beginning of what it wrote."""
+    with open("said", "w+b") as said, given.open("rb") as stdin:
+        child = subprocess.Popen(args, env={**os.environ, **env}, stdin=stdin, stdout=said,
                                  stderr=subprocess.STDOUT, start_new_session=True)  # fmt: skip
         try:
             code: int | None = child.wait(seconds)
@@ -175,6 +204,15 @@ def statistics(path: Path) -> dict[str, str]:
     except OSError:
         return {}
     return {k.strip(): v.strip() for k, _, v in (line.partition(":") for line in lines)}
+
+
+def edges_of(path: Path) -> set[int]:
+    """Edges of the target that a command's inputs have reached, by AFL++'s map of those that none has."""
+    try:
+        virgin = path.read_bytes()
+    except OSError:
+        return set()
+    return {edge for edge, byte in enumerate(virgin) if byte != NEVER}
 
 
 def plotted(path: Path) -> dict[str, str]:
