@@ -1,13 +1,14 @@
 """Many engines on one clock: nothing is lost when engines die and requests move."""
 
 import random
+from dataclasses import replace
 from heapq import heappop
 
 import pytest
 
 from paceline.cluster.fleet.simulate import FleetJob, FleetMove, FleetPlan, FleetRun, simulate_fleet
 from paceline.cluster.fleet.twin import FleetShape, FleetTwin
-from paceline.cluster.live.freeness import ScaleRule, room_for_more
+from paceline.cluster.live.freeness import MOVES_AT_ONCE, ScaleRule, room_for_more
 from paceline.core.errors import InputError
 from paceline.core.handover import Handover
 from paceline.core.params import SamplingParams
@@ -139,6 +140,32 @@ def test_several_leave_at_the_end_of_one_step() -> None:
         fleet.run()
         whole(fleet, 4)
         assert fleet.outcome.moved == 4
+
+
+def test_a_drain_moves_several_at_once() -> None:
+    """As a live cluster does: not more than it may, and to several engines."""
+    fleet = FleetRun([FleetJob(0.0, 20, 60)] * 36, 3, replace(SHAPE, blocks=400), FleetPlan())
+    most, went = 0, set[str]()
+
+    def look() -> None:
+        nonlocal most
+        most = max(most, sum(source.name == "engine-1" for source in fleet.moving.values()))
+        went.update(twin.name for number, twin in fleet.at.items() if number in left)
+        fleet.after(0.001, look)
+
+    left = set[int]()
+
+    def go() -> None:
+        twin = fleet.twins["engine-1"]
+        left.update(each.id for each in twin.desk.running)
+        fleet._drain(twin)
+        look()
+
+    fleet.after(0.5, go)
+    fleet.run()
+    whole(fleet, 36)
+    assert most == MOVES_AT_ONCE < len(left) and "engine-1" not in fleet.twins
+    assert went == {"engine-1", "engine-2", "engine-3"} and fleet.outcome.moved == len(left)
 
 
 def test_one_dies_where_none_is_left() -> None:

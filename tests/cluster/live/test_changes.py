@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from paceline.cluster.live import engines as live
-from paceline.cluster.live.engines import MOVES_AT_ONCE, Engines
-from paceline.cluster.live.freeness import ScaleRule
+from paceline.cluster.live.engines import Engines
+from paceline.cluster.live.freeness import MOVES_AT_ONCE, ScaleRule
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink, Submitted
 from paceline.cluster.live.voyage import Voyage
 from paceline.core.errors import InputError

@@ -2,17 +2,19 @@
 (`core/handover.py`) and engines that die. Equal arguments give equal outcomes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from math import ceil
 from typing import Literal
 
 from paceline.cluster.fleet.twin import FleetShape, FleetTwin
 from paceline.cluster.live.freeness import (
+    MOVES_AT_ONCE,
     EngineRanking,
     ScaleRule,
     ScaleState,
     pairs,
+    place,
     scaled,
     spared,
     urgent,
@@ -28,6 +30,8 @@ Dispatch = Literal["round-robin", "least-loaded", "freeness"]
 """`least-loaded` is INFaaS's: the engine with the smallest share of its memory in use, queues included."""
 ROUND_S = 0.5
 """Between two rounds of migrations."""
+EMPTYING_S = 0.05
+"""Between two looks at what is left on a draining engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +93,8 @@ class FleetRun:
         self.requests = dict[int, Request]()
         self.at = dict[int, FleetTwin]()
         """{request: the engine that has it}"""
-        self.moving = set[int]()
+        self.moving = dict[int, FleetTwin]()
+        """{request under way: the engine that it leaves}"""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = self._started = self._turn = self._coming = 0
         self._idle: list[Request] = []
@@ -256,11 +261,9 @@ class FleetRun:
         if self.plan.migrates:
             for source, to in pairs([*loads.values()]):
                 twin = self.twins[source]
-                samples = [
-                    (each.params.priority, len(each.tokens), each)
-                    for each in twin.desk.running
-                    if each.id not in self.moving and each.lease is not None and each.output
-                ]
+                if twin.draining:
+                    continue
+                samples = [(each.params.priority, len(each.tokens), each) for each in self._movable(twin)]
                 if (request := victim(loads[source], samples)) is not None:
                     FleetMove(self, request, twin, self.twins[to]).go(Handover())
         if self.plan.scale is not None:
@@ -271,6 +274,23 @@ class FleetRun:
                 self._drain(self.twins[name])
         self.after(ROUND_S, self._round)
 
+    def _movable(self, twin: FleetTwin) -> list[Request]:
+        return [it for it in twin.desk.running if it.id not in self.moving and it.lease is not None and it.output]
+
+    def _empty(self, twin: FleetTwin) -> None:
+        """What runs on a draining engine leaves it, as from one of a live cluster: several at once, each to the engine
+        that a new request would get."""
+        if not twin.alive or twin.name not in self.twins:
+            return
+        loads = {each.name: each.load() for each in self.twins.values()}
+        places = MOVES_AT_ONCE - sum(source is twin for source in self.moving.values())
+        for request in self._movable(twin)[: max(0, places)]:
+            if (name := place(loads.values(), urgent(request.params.priority))) is not None:
+                size = ceil(len(request.tokens) / self.shape.block_size)
+                loads[name] = replace(loads[name], used=loads[name].used + size, running=loads[name].running + 1)
+                FleetMove(self, request, twin, self.twins[name]).go(Handover())
+        self.after(EMPTYING_S, lambda: self._empty(twin))
+
     def _drain(self, twin: FleetTwin) -> None:
         """What waits there goes elsewhere at once, what runs by migration, or to its end."""
         twin.draining = True
@@ -280,6 +300,8 @@ class FleetRun:
             twin.desk.waiting.remove(request)
             self._place(request)
         self._go_on(twin)
+        if self.plan.migrates:
+            self._empty(twin)
 
 
 class FleetMove:
@@ -289,13 +311,13 @@ class FleetMove:
         self.fleet, self.request, self.source, self.to = fleet, request, source, to
         fleet._count += 1
         self.number, self.rows, self.left_at = fleet._count, 0, 0.0
-        fleet.moving.add(request.id)
+        fleet.moving[request.id] = source
 
     def go(self, state: Handover) -> None:
         """Do what is next; its answer comes in a while."""
         fleet, shape = self.fleet, self.fleet.shape
         if state.state in FINAL_STATES:
-            fleet.moving.discard(self.request.id)
+            del fleet.moving[self.request.id]
             fleet.outcome.moved += state.state == "moved"
             fleet.outcome.refused += state.state == "stayed"
             return

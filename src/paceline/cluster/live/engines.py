@@ -9,6 +9,7 @@ from time import monotonic
 
 from paceline.cluster.live.adapters import LaterAdapters
 from paceline.cluster.live.freeness import (
+    MOVES_AT_ONCE,
     EngineLoad,
     ScaleRule,
     ScaleState,
@@ -37,8 +38,6 @@ SIGN_OF_LIFE_S = 1.0
 """Time for an engine's sign of life; then decisions are made without it."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
-MOVES_AT_ONCE = 8
-"""Samples that leave a draining engine at once."""
 POLLING_S = 0.05
 """Between two looks at what is waited for."""
 FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0

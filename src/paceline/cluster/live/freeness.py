@@ -13,6 +13,8 @@ LOW_FREENESS, HIGH_FREENESS = 8.0, 32.0
 """Blocks for each running sample: below the first an engine gives requests away, above the second it takes them."""
 URGENT_SHARE = 0.25
 """Share of an engine's blocks that may be used where an urgent sample runs: the rest is its headroom."""
+MOVES_AT_ONCE = 8
+"""Samples that leave a draining engine at once."""
 Sample = TypeVar("Sample")
 
 
