@@ -1,5 +1,5 @@
-"""Sizes of tiles and spans for attention on a GPU: a sweep of the present kernel over the layers of a real 8 B, each
-form beside the bits of the present one's own text."""
+"""Sizes of tiles and spans for attention on a GPU: a sweep of the present kernel over the layers of a real 8 B. Each
+form's result is compared with that of the sizes in use."""
 
 from functools import partial
 from itertools import product

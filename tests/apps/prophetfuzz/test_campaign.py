@@ -125,8 +125,8 @@ int main(int count, char **given) {
 """
 
 
-def test_standard_input_further_files_and_one_queue_for_all_commands(tmp_path: Path) -> None:
-    """The bug is behind an option's file. The seed of one command reaches the other by the queue that they share."""
+def test_a_program_that_reads_standard_input_and_a_further_file(tmp_path: Path) -> None:
+    """The bug needs an option that is given the file, and the file's first bytes on standard input."""
     source = tmp_path / "reader.c"
     source.write_text(READER)
     built = asyncio.run(build(source))
@@ -144,6 +144,26 @@ def test_standard_input_further_files_and_one_queue_for_all_commands(tmp_path: P
     assert list(seconds) == sorted(seconds) and list(edges) == sorted(edges) and edges[0] > 0
     html = page("reader", found, tmp_path, {}).html()
     assert "reader -k key.txt &lt; " in html and "Coverage" in html
+
+
+def test_afl_resumes_with_what_another_command_found(
+    target: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "target").write_bytes(target)
+    (tmp_path / "seeds").mkdir()
+    (tmp_path / "seeds/one").write_bytes(b"zz")
+    made = Campaign({"commands": [["-g", "@@"], ["-t", "@@"]], "target": "./target", "persistent": True, "seconds": 60,
+                     "slice": 1, "seed": 0, "blind": False})  # fmt: skip
+    command = made.commands[0]
+    made.slice(command)
+    theirs = tmp_path / "out/1/default/queue/id:000009,src:000000,op:havoc,+cov"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_bytes(b"theirs")
+    before = command.execs
+    made.slice(command)
+    assert command.state == "runs" and command.execs > before > 0
+    assert b"theirs" in [path.read_bytes() for path in (tmp_path / "out/0/default/queue").glob("id:*,orig:*")]
 
 
 def test_an_input_that_one_command_found_is_given_to_the_others(

@@ -51,6 +51,21 @@ def test_predict_with_a_scripted_server(tmp_path: Path) -> None:
     assert "--interlace cannot be used with --rotate." in (tmp_path / "prediction.html").read_text()
 
 
+def test_predict_for_standard_input_with_a_further_file(tmp_path: Path) -> None:
+    words = tmp_path / "words"
+    words.write_bytes(b"P5")
+    with scripted(answers) as (url, _):
+        done = CliRunner().invoke(
+            app,
+            ["predict", "inkpress", "--man", str(PLANTED_PAGE), "--url", url, "--samples", "2", "--votes", "2",
+             "--values", "2", "--stdin", "--aux", f"words.txt={words}", "--out", str(tmp_path), "--json"],
+        )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    plan = FuzzPlan.of(json.loads((tmp_path / "plan.json").read_text()))
+    assert plan.commands and all("@@" not in command.args for command in plan.commands)
+    assert plan.files == {"words.txt": b"P5"}
+
+
 def test_predict_with_the_demo_pair(demo_url: str, tmp_path: Path) -> None:
     page = tmp_path / "mini.1"
     page.write_text(

@@ -27,6 +27,7 @@ SAME_VARIED = {
     "rope.dimension_count_swa": "head_dim",
 }
 """Numbers that others have already."""
+PER_LAYER, TOKEN_TABLE = "embedding_length_per_layer_input", "per_layer_token_embd.weight"
 STILL = 1e29
 """A factor of `rope_freqs.weight` from which on a pair of numbers is not turned at all."""
 
@@ -76,9 +77,6 @@ def varied_config(header: Header, arch: Arch, read: ConfigReader) -> dict[str, A
              for at, kind in enumerate(kinds) if kind == "full_attention"}  # fmt: skip
     read.refuse_unread()
     return {**config, "num_key_value_heads": kv[0], "per_layer_config": given}
-
-
-PER_LAYER, TOKEN_TABLE = "embedding_length_per_layer_input", "per_layer_token_embd.weight"
 
 
 def rows_of(header: Header) -> int:

@@ -32,6 +32,8 @@ REPLAY_S, LATE_S = 10.0, 20.0
 MOST_OUTPUT = 1 << 16
 MOST_SHARED = 64
 """Inputs of other commands that a command is given before a slice."""
+QUEUED = "id:"
+"""Beginning of the names in AFL++'s queue: it cannot resume with a file of another name."""
 NEVER = 255
 """Byte of AFL++'s map for an edge that was never reached."""
 
@@ -49,7 +51,8 @@ class FuzzDriverCommand:
     def as_dict(self) -> dict[str, Any]:
         rate = round(self.execs / self.seconds, 1) if self.seconds else 0.0
         return {"args": self.args, "slices": self.slices, "execs": self.execs, "edges": self.edges, "state": self.state,
-                "crashes": self.crashes, "seconds": round(self.seconds, 2), "execs_per_second": rate}  # fmt: skip
+                "crashes": self.crashes, "shared": len(self.given), "seconds": round(self.seconds, 2),
+                "execs_per_second": rate}  # fmt: skip
 
 
 class Campaign:
@@ -125,7 +128,7 @@ class Campaign:
             command.given.add(path)
             if folder != own and self.crashed(command, path):
                 continue
-            shutil.copy(path, folder / f"shared_{len(command.given)}")
+            shutil.copy(path, folder / f"{QUEUED}shared_{len(command.given)}")
 
     def line(self, command: FuzzDriverCommand, file: str | None = None) -> list[str]:
         """The target and its arguments: for AFL++ (the input is - where the target is persistent), or with a file."""
