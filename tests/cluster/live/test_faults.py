@@ -105,7 +105,7 @@ async def test_an_engine_whose_own_clock_jumps_gives_its_reservations_back(
     when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An hour passes at the destination between two messages; the request stays, or is computed again."""
-    asking = asyncio.create_task(heard(cluster, KINDS[0]))
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
     voyage, to = await under_way(cluster, asking)
     engine, ahead = to.host.llm.llm.engine, [0.0]
     real = engine.now
@@ -121,7 +121,7 @@ async def test_an_engine_whose_own_clock_jumps_gives_its_reservations_back(
 
             monkeypatch.setattr(link, verb, jumping)
     assert await asyncio.wait_for(cluster.engines.move(voyage, to), 30) in ("stayed", "ended")
-    assert await asyncio.wait_for(asking, 30) == alone[0]
+    assert await asyncio.wait_for(asking, 30) == alone[1]
     await clean(cluster)
 
 
@@ -189,7 +189,7 @@ async def test_the_destination_fills_up_in_each_stage_of_a_move(
     when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What was reserved is the request's own: it moves, or it stays where its first question came too late."""
-    asking = asyncio.create_task(heard(cluster, KINDS[0]))
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
     voyage, to = await under_way(cluster, asking)
     engine, taken = to.host.llm.llm.engine, list[int]()
 
@@ -215,7 +215,7 @@ async def test_the_destination_fills_up_in_each_stage_of_a_move(
             monkeypatch.setattr(link, verb, asked)
     became = await asyncio.wait_for(cluster.engines.move(voyage, to), 30)
     assert taken and became in (("stayed", "ended") if when == "reserve" else ("moved", "ended"))
-    assert await asyncio.wait_for(asking, 30) == alone[0]
+    assert await asyncio.wait_for(asking, 30) == alone[1]
     monkeypatch.undo()
     await to.ask("settle", taken[0], None)
     await clean(cluster)

@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {"dtype": "bfloat16", "blocks": 300, "check": True, "d
 ASKED = "Tom has 3 apples and Mary has 5. Tom has 3 apples and Mary has 5."
 KINDS = [
     SamplingParams(temperature=0, max_tokens=40, ignore_eos=True),
-    SamplingParams(temperature=0.8, seed=5, max_tokens=60, logprobs=2, prompt_logprobs=1),
+    SamplingParams(temperature=0.8, seed=5, max_tokens=300, ignore_eos=True, logprobs=2, prompt_logprobs=1),
     SamplingParams(temperature=0.8, seed=7, max_tokens=60, grammar=Grammar("regex", r"[A-Z][a-z]+( [a-z]+){3,12}\.")),
     SamplingParams(temperature=0.8, seed=8, max_tokens=50, n=3),
     SamplingParams(temperature=0.8, seed=9, max_tokens=80, stop=["the"], min_tokens=5),
@@ -127,7 +127,7 @@ async def test_texts_are_the_same_when_engines_die_and_requests_move(alone: list
 async def test_an_engine_dies_in_each_state_of_a_move(
     who: str, when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking = asyncio.create_task(heard(cluster, KINDS[0]))
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
     voyage, to = await under_way(cluster, asking)
     source = voyage.link
     victim = source if who == "source" else to
@@ -142,18 +142,18 @@ async def test_an_engine_dies_in_each_state_of_a_move(
 
             monkeypatch.setattr(link, verb, dying)
     await asyncio.wait_for(cluster.engines.move(voyage, to), 30)
-    assert await asyncio.wait_for(asking, 30) == alone[0]
+    assert await asyncio.wait_for(asking, 30) == alone[1]
     await clean(cluster)
 
 
 async def test_a_full_destination_leaves_a_request_where_it_is(
     alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking = asyncio.create_task(heard(cluster, KINDS[0]))
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
     voyage, to = await under_way(cluster, asking)
     number = await to.ask("reserve", 299, 0)
     assert await cluster.engines.move(voyage, to) in ("stayed", "ended")
-    assert await asyncio.wait_for(asking, 30) == alone[0]
+    assert await asyncio.wait_for(asking, 30) == alone[1]
     await to.ask("settle", number, None)
     await clean(cluster)
 
