@@ -167,7 +167,7 @@ def test_cors(strict: httpx2.Client) -> None:
 
 def test_a_request_that_takes_too_long(engine: AsyncLLM) -> None:
     with (
-        running(engine, Settings(request_timeout=0.3)) as url,
+        running(engine, Settings(request_timeout=1.0)) as url,
         httpx2.Client(base_url=url, timeout=PATIENCE_S) as client,
     ):
         response = client.post("/v1/completions", json=LONG)
