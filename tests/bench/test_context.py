@@ -1,6 +1,15 @@
 import pytest
 
-from paceline.bench.context import LONG_TEXT_TOKENS, SHORT_TEXT_TOKENS, TURN_TOKENS, Context, measure
+from paceline.bench import context
+from paceline.bench.context import (
+    FEWEST_TURNS,
+    LONG_TEXT_TOKENS,
+    SHORT_TEXT_TOKENS,
+    TURN_TOKENS,
+    Context,
+    measure,
+    turns_in_time,
+)
 from paceline.core.params import SamplingParams
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
@@ -32,6 +41,13 @@ def test_steps_behind_both_texts_are_timed() -> None:
 def test_the_longer_text_is_as_long_as_it_can_be(max_len: int, blocks: int, tokens: int | None) -> None:
     found = measure(machine(max_len, blocks), GREEDY, turns=1)
     assert (found.tokens if found else None) == tokens
+
+
+def test_a_slow_machine_makes_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert list(turns_in_time(24)) == list(range(25)), "within the time"
+    monkeypatch.setattr(context, "PROFILED_S", 0.0)
+    assert list(turns_in_time(24)) == list(range(FEWEST_TURNS + 1))
+    assert list(turns_in_time(2)) == [0, 1, 2]
 
 
 def test_what_is_said() -> None:

@@ -1,8 +1,10 @@
 """Cost of a long text per step, which reads its keys and values in addition to the weights."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from random import Random
 from statistics import median, quantiles
+from time import perf_counter
 
 from paceline.bench.limit import plain_steps, read_speed
 from paceline.core.params import SamplingParams
@@ -15,6 +17,8 @@ TURN_TOKENS = 24
 CONTEXT_TURNS = 24
 READING = 0.02
 """Seconds of a turn that go to reading a buffer."""
+PROFILED_S, FEWEST_TURNS = 60.0, 6
+"""Time limit of the turns, and the turns that are made whatever they take."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,15 @@ class Context:
         )
 
 
+def turns_in_time(most: int) -> Iterator[int]:
+    """Count turns from 0, which warms up, to `most`, or until the time is over on a slow machine."""
+    end = perf_counter() + PROFILED_S
+    for turn in range(most + 1):
+        if turn > FEWEST_TURNS and perf_counter() > end:
+            return
+        yield turn
+
+
 def measure(engine: Engine, params: SamplingParams, turns: int = CONTEXT_TURNS) -> Context | None:
     """The two texts in turns; None where the longer cannot be twice the shorter. The engine must be idle; its prefix
     cache spares the turns most of their prompts."""
@@ -51,7 +64,7 @@ def measure(engine: Engine, params: SamplingParams, turns: int = CONTEXT_TURNS) 
     text = Random(1).choices(range(engine.model.vocab_size), k=long)
     size = (long - SHORT_TEXT_TOKENS) * engine.model.kv_bytes_per_token
     taken, speeds = [], []
-    for turn in range(turns + 1):
+    for turn in turns_in_time(turns):
         (short_ms, _), (long_ms, _) = (
             plain_steps(engine, text[:n], params, TURN_TOKENS) for n in (SHORT_TEXT_TOKENS, long)
         )

@@ -248,7 +248,8 @@ def measure(
     progress: Progress = lambda done, total, what: None,
 ) -> tuple[int, list[StepMedians]]:
     """(tokens of context, medians by row count). The engine must be idle and have `chain` as its callable; its prefix
-    cache spares the rounds most of their prompt. A round is a request with one step of each row count, shuffled."""
+    cache spares the rounds most of their prompt. A round is a request with one step of each row count, shuffled; a
+    slow machine makes fewer than `rounds`."""
     most = sum(rows) + max(rows)
     context = min(CONTEXT, engine.model.max_len - most)
     if context < 1:
@@ -263,7 +264,7 @@ def measure(
     with ExitStack() as stack:
         for swap in (*forward_parts(engine.model, clock, native), *host_parts(engine, clock)):
             stack.enter_context(swapped(*swap))
-        for turn in range(rounds + 1):
+        for turn in contexts.turns_in_time(rounds):
             (request,) = engine.submit(prompt, wish)
             while not request.output:
                 engine.step()
