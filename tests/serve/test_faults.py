@@ -79,23 +79,21 @@ async def test_a_thousand_connections_at_once(busy: str, engine: AsyncLLM, llm: 
 def test_a_slow_reader_stalls_nobody_and_is_cut(engine: AsyncLLM) -> None:
     """It asks for much and reads nothing: memory stays bounded, others are served, its time ends."""
     body = json.dumps({**LONG, "n": 6, "stream": True, "logprobs": 10, "speculation": {"trace": True}}).encode()
+    ask = {**WISH, "prompt": PROMPTS[1]}
     with (
         running(engine, Settings(request_timeout=5)) as url,
+        running(engine, Settings()) as patient,
         connect(url, receive=4096) as sock,
-        httpx2.Client(base_url=url) as client,
+        httpx2.Client(timeout=PATIENCE_S) as client,
     ):
-        assert (
-            client.post("/v1/completions", json={**WISH, "prompt": PROMPTS[1]}, timeout=PATIENCE_S).status_code == 200
-        )
+        assert client.post(f"{patient}/v1/completions", json=ask).status_code == 200
         before = psutil.Process().memory_info().rss
         sock.sendall(post(body))
         while not engine.snapshot.running:
             time.sleep(0.01)
         for _ in range(2):
-            assert (
-                client.post("/v1/completions", json={**WISH, "prompt": PROMPTS[1]}, timeout=PATIENCE_S).status_code
-                == 200
-            )
+            assert client.post(f"{patient}/v1/completions", json=ask).status_code == 200
+            assert client.get(f"{url}/version").status_code == 200
         assert psutil.Process().memory_info().rss - before < 100 * 2**20
         assert idle(engine)
         time.sleep(5)

@@ -37,7 +37,7 @@ def until_ready(client: httpx2.Client) -> None:
 
 async def test_sigterm_under_load(llm: LLM) -> None:
     """What runs is finished, what comes is sent elsewhere, the exit code is 0 and nothing was written twice."""
-    with spawned(*SERVE, PACELINE_LOG_FORMAT="json") as (url, child):
+    with spawned(*SERVE, "--drain-timeout", str(WAIT_S), PACELINE_LOG_FORMAT="json") as (url, child):
         with httpx2.Client(base_url=url, timeout=WAIT_S) as client:
             until_ready(client)
         begun = asyncio.Semaphore(0)
