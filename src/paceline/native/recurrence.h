@@ -119,7 +119,7 @@ struct Recurrences : Mixtures {
     }
   }
 
-  // All rows' convolutions, their records, and the ends of convolutions that the anchors keep
+  // All rows' convolutions, and their records
   void convolve(const Recurrence& l) {
     const Scan& scan = *p.scan;
     i64 first, last, t = 0;
@@ -134,7 +134,12 @@ struct Recurrences : Mixtures {
       const float* from = l.kind == CONVOLVED ? b.brought + row * l.record : b.wide + row * (l.width + l.record) + l.width;
       memcpy(l.records + scan.record[n] * l.record, from, l.record * 4);
     }
-    for (t = me; t < scan.texts; t += all) {
+  }
+
+  // The last inputs of convolutions, which anchors keep. When all convolutions are done: one may lie where its text began
+  void leave_tails(const Recurrence& l) const {
+    const Scan& scan = *p.scan;
+    for (i64 t = me; t < scan.texts; t += all) {
       const ScanText& text = scan.text[t];
       for (i64 a = 0; a < text.anchors; a++) {
         const float* from[MOST_LENGTH];
@@ -281,6 +286,7 @@ struct Recurrences : Mixtures {
     }
     convolve(l);
     done(ATTENTION);
+    leave_tails(l);
     if (l.kind == CONVOLVED) {
       i64 t = 0;
       for (i64 r = first; r < last; r++) {
