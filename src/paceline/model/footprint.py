@@ -222,6 +222,7 @@ def native_scratch(spec: ModelSpec, threads: int) -> Scratch:
     each += 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18) + of_states
     apart = 4 * PIECE_QUERIES * threads  # heads of rows up to which a text's spans are shared out to the threads
     fixed = threads * each + 32 * (4 * widest + activations) + max(apart, spec.heads) * parts
+    fixed += 2 * SCAN_ROWS * brought  # what a text's candidates left, replayed in a pass of one row
     mixed = max((mixture_row(spec.hidden, it) for it in spec.mixtures), default=0)
     return fixed + 64 * mixed, rows + 80 * spec.kv_heads * (spans + 1) + mixed, 0, 0, 0, 0
 
