@@ -1,5 +1,6 @@
 """Recurrences in the native decoder: what PyTorch computes of the same weights, and a row's bits by its path alone."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from paceline.core.errors import RefusalError
 from paceline.model.decoder import Decoder
 from paceline.model.linear import alone
 from paceline.model.load import form, load_model, read, read_config
+from paceline.model.lora import read_lora
 from paceline.model.native import NativeDecoder
 from paceline.native.build import library
+from tests.lora import make_adapter
 from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
 
@@ -150,3 +153,21 @@ def test_one_text_whoever_drafts(family: str, tmp_path: Path) -> None:
 def test_kv_dtype_of_a_model_without_keys(tmp_path: Path) -> None:
     with pytest.raises(RefusalError, match="keeps none"):
         load_model(checkpoint(tmp_path, "mamba2"), kv_dtype="int8")
+
+
+@pytest.mark.parametrize("family", ["lfm2", "qwen3_5_text"])
+def test_adapters_of_their_projections(family: str, tmp_path: Path) -> None:
+    """As PyTorch adds them; a row without one is not changed by a bit."""
+    path, made = checkpoint(tmp_path / "base", family), list[Tensor]()
+    adapter = read_lora(make_adapter(tmp_path / "a", path, 0), read_config(path))
+    rows = lay_out([Chunk([2, 3], 0, TEXT[:16]), Chunk([4, 5], 0, TEXT[:16])], 16)
+    for decoder in (native(path), twin(path)):
+        plain = decoder.forward(rows).logits
+        decoder.adapt().install(1, adapter)
+        segments = [rows.segments[0]._replace(adapter=1), rows.segments[1]]
+        logits = decoder.forward(replace(rows, segments=segments)).logits
+        assert float((logits[:16] - plain[:16]).abs().max()) > 0.01
+        assert torch.equal(logits[16:], plain[16:]) or made
+        made.append(logits)
+    change = float((made[0] - plain)[:16].abs().mean())  # natively what lies between the factors is rounded to bfloat16
+    assert float((made[0] - made[1]).abs().mean()) < 0.05 * change
