@@ -46,9 +46,10 @@ one or two at a time; candidates of a draft keep what they bring to it, some kil
 read again in the next pass. One more lies with each block of the cache, whose size grows with the state until that is
 64 KiB a token at most (`--block-size` is the least size). So shared prefixes bring their state along, in whole blocks;
 to rewind or fork a text goes back to the end of a block and computes the rest again. The memory budget counts all of
-it. Every drafter that is not named below drafts for them, and a tree is verified in one pass: in Mamba-2 by the tree's
-own mask over decays (STree), in the gated delta rule by one triangular solve. Drafters that run a part of the model's
-layers (`swift`, `early_exit`, `del`), and joins, are refused for such models.
+it. Every drafter that is not named below drafts for them, and a tree is verified in one pass: natively path by path,
+each row once; in PyTorch by the tree's own mask over decays (Mamba-2, STree) or one triangular solve (the gated delta
+rule). Drafters that run a part of the model's layers (`swift`, `early_exit`, `del`), and joins, are refused for such
+models. GGUF files of such models are widened to the dtype unless `--quantize` says otherwise.
 
 Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens along (`mtp.*`). It becomes the drafter
 `mtp`, which `auto` tries by itself; with a draft model it is left out.

@@ -36,7 +36,7 @@ def held(part: Any) -> int:
 
 
 @pytest.mark.parametrize(("quantize", "kv"), [(None, None), ("int4", "int8")])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", [*FAMILIES, "lfm2", "qwen3_5_text"])
 def test_native_weights_are_counted_to_within_their_norms(
     family: str, quantize: str | None, kv: str | None, tmp_path: Path
 ) -> None:

@@ -111,8 +111,8 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="use_qk_norm"):
         load_model(path)
     if library() is not None:
-        path = write(tmp_path / "b", Case("lfm2"))
-        with pytest.raises(RefusalError, match="lfm2 yet; leave kv_dtype out"):
+        path = write(tmp_path / "b", Case("falcon_h1"))
+        with pytest.raises(RefusalError, match="falcon_h1 yet; leave kv_dtype out"):
             load_model(path, kv_dtype="int8")
 
 

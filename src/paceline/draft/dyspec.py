@@ -183,7 +183,8 @@ class DySpec(TreeDrafter):
 
     def __init__(self, host: Host) -> None:
         super().__init__(host)
-        self.native = cast(Chains, self.model) if hasattr(self.model, "drafting") else None
+        able = "chain" in self.model.abilities and hasattr(self.model, "drafting")
+        self.native = cast(Chains, self.model) if able else None
         self.chances = Apart(ChildChances)
 
     def plant(self, tree: Tree) -> None:

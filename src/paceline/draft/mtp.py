@@ -30,7 +30,7 @@ from paceline.model.checkpoint import open_tensors, read_config, read_json
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
 from paceline.model.footprint import Footprint
-from paceline.model.linear import Linear, Packing, plain
+from paceline.model.linear import Linear, Packing, alone, plain
 from paceline.model.loader import Loader
 from paceline.model.norms import Norm
 from paceline.model.recognise import text_config
@@ -96,6 +96,7 @@ class Mtp(FeatureHead):
     @classmethod
     def of(cls, path: Path, packing: Packing) -> "Mtp":
         """The layer in a checkpoint. Raises CheckpointError for one that lacks a part of it."""
+        packing = alone(packing) if packing.native else packing
         whole, tensors = read_config(path), open_tensors(path)
         family = FAMILIES[whole.family]
         if not family.mtp:

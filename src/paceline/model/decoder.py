@@ -166,10 +166,7 @@ class Decoder:
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec, self.block_size = self.spec, block_size
-        self.states = States(blocks, block_size, self.device, self.replay)
-        for form in spec.recurrences:
-            parts, record = layout_of(form, spec.hidden, self.compute)
-            self.states.add(parts, record, self.compute)
+        self.allocate_states(blocks, block_size)
         if self.graphs is not None:
             self.graphs.forget()
         self.pools = []
@@ -182,6 +179,12 @@ class Decoder:
                 mixers = [self.weights.blocks[index].attention for index in layers]
                 attend.sinks = [it.sinks if isinstance(it, SelfAttention) else None for it in mixers]
             self.pools.append(attend)
+
+    def allocate_states(self, blocks: int, block_size: int) -> None:
+        self.states = States(blocks, block_size, self.device, self.replay)
+        for form in self.spec.recurrences:
+            parts, record = layout_of(form, self.spec.hidden, self.compute)
+            self.states.add(parts, record, self.compute)
 
     def share_pool(self, other: "Decoder") -> None:
         """Keep keys and values where another one does, and draft as it does."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Protocol
 
-from paceline.model.spec import Attends, Delta, Experts, Latent, Layer, Mamba, ModelSpec
+from paceline.model.spec import Attends, Delta, Experts, Latent, Layer, Mamba, ModelSpec, ShortConv
 
 SOFTMAX_KEYS = 1024
 """Keys of one softmax of the native attention; a longer text's are merged (base.h)."""
@@ -27,6 +27,8 @@ RECORDS = 4
 """Copies of a row's record: kept, with twice as many places as were ever needed, and at work."""
 SCAN_ROWS = 64
 """Rows that a scan computes at once (scan.py), and that a tree has at most."""
+STATE_ROWS = 32
+"""Rows of a head's state that a thread takes at a time (recurrence.h)."""
 PAIRS = 1 << 22
 """Row, head and key triples of a padded batch in PyTorch (attend/reference.py: SCORES)."""
 
@@ -208,18 +210,35 @@ Scratch = tuple[int, int, int, int, int, int]
 def native_scratch(spec: ModelSpec, threads: int) -> Scratch:
     """decoder.cpp: lay_out, and what each thread keeps (`Scratch`, the bounds of two races, its stack)."""
     dims, mixed = -(-spec.head_dim // 32) * 32, spec.heads * spec.head_dim
-    widest = max((spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden, spec.ffn)
-    activations = 4 * (spec.hidden + mixed + spec.ffn) + 3 * (128 + 4)
+    recurs, inner, brought, out, of_states = native_recurrences(spec)
+    widest = max((spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden, spec.ffn, inner)
+    activations = 4 * (spec.hidden + max(mixed, out) + spec.ffn) + 3 * (128 + 4)
     spans = -(-spec.max_len // SOFTMAX_KEYS) if spec.max_len > SOFTMAX_KEYS else 0
     parts = 4 * (16 + dims) * spans
     rows = 4 * (2 * spec.hidden + widest) + activations + 4 * spec.heads * dims
+    rows += 4 * (recurs * spec.hidden + out + brought + spec.gated_attention * mixed)
     scores = (4 + 2) * PIECE_QUERIES * (SOFTMAX_KEYS + 112)
     each = 4 * ((2 * PIECE_QUERIES + 16) * dims + 4096 + 2 * widest) + scores
-    each += 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18)
+    each += 2 * 2 * 16 * dims * GATHERED + 8 * spec.vocab + (1 << 18) + of_states
     apart = 4 * PIECE_QUERIES * threads  # heads of rows up to which a text's spans are shared out to the threads
     fixed = threads * each + 32 * (4 * widest + activations) + max(apart, spec.heads) * parts
+    fixed += 2 * SCAN_ROWS * brought  # what a text's candidates left, replayed in a pass of one row
     mixed = max((mixture_row(spec.hidden, it) for it in spec.mixtures), default=0)
     return fixed + 64 * mixed, rows + 80 * spec.kv_heads * (spans + 1) + mixed, 0, 0, 0, 0
+
+
+def native_recurrences(spec: ModelSpec) -> tuple[int, int, int, int, int]:
+    """recurrence.h: is there one; numbers of a row's projections, of what is convolved of it and of a row that is
+    replayed, and of what comes out; bytes of the states where a tree's paths part, of one thread."""
+    inner = brought = out = states = 0
+    for it in spec.recurrences:
+        if isinstance(it, ShortConv):
+            inner, brought, out = max(inner, 3 * spec.hidden), max(brought, spec.hidden), max(out, spec.hidden)
+            continue
+        inner, out = max(inner, it.width + it.record), max(out, it.width)
+        brought = max(brought, it.channels + 2 * it.heads)
+        states = max(states, 4 * (SCAN_ROWS + 1) * STATE_ROWS * it.matrix[-1])
+    return int(spec.recurrent), inner, 2 * brought, out, states
 
 
 def mixture_row(hidden: int, it: Experts) -> int:

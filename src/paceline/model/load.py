@@ -242,6 +242,8 @@ def form(
 def suited(packing: Packing, spec: ModelSpec, device: Device) -> Packing:
     """`packing`, or the next best for layers that the native decoder does not compute: in 8 bits and less each product
     is still the library's, and PyTorch does what lies between them."""
+    if packing.kv == "int8" and not spec.attentions:
+        raise RefusalError(f"kv_dtype int8 is of keys and values, of which {spec.family} keeps none; leave it out.")
     if spec.common or not packing.native:
         return packing
     if packing.kv == "int8":

@@ -217,7 +217,11 @@ class Loader:
 
         def heads(qkv: Tensor) -> Tensor:
             if spec.gated_attention:
-                return gates_last(qkv, spec.heads, spec.head_dim)
+                qkv = gates_last(qkv, spec.heads, spec.head_dim)
+                if not self.packing.native:
+                    return qkv
+                turned = q + (2 - apart) * kv
+                return torch.cat((by_head(qkv[:turned], spec.heads, spec.kv_heads, not apart), qkv[turned:]))
             if self.interleaved:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
             return by_head(qkv, spec.heads, spec.kv_heads, not apart) if self.packing.native else qkv

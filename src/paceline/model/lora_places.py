@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import torch
 from torch import Tensor
 
 from paceline.model.families import FAMILIES
@@ -124,7 +125,11 @@ class LayerPlaces:
 
 def _heads(spec: ModelSpec, rotated: int, native: bool, interleaved: bool, values: bool, rows: Tensor) -> Tensor:
     if spec.gated_attention:
-        return gates_last(rows, spec.heads, spec.head_dim)
+        rows = gates_last(rows, spec.heads, spec.head_dim)
+        if not native:
+            return rows
+        turned = (spec.heads + (1 + values) * spec.kv_heads) * spec.head_dim
+        return torch.cat((by_head(rows[:turned], spec.heads, spec.kv_heads, values), rows[turned:]))
     if interleaved:
         rows = halves(rows, spec.heads + spec.kv_heads, spec.head_dim, rotated)
     return by_head(rows, spec.heads, spec.kv_heads, values) if native else rows

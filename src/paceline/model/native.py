@@ -23,10 +23,13 @@ from paceline.model.decoder import Decoder, Weights, unpacked
 from paceline.model.footprint import UNIT_SLOTS
 from paceline.model.linear import Packing, WideMatrix
 from paceline.model.native_adapters import NativeAdapters
+from paceline.model.native_states import NativeStates, recurrence_of
 from paceline.model.norms import Norm
 from paceline.model.packed import Packed, address
+from paceline.model.recurrent import GatedConv, Recurrence, TakenApart
 from paceline.model.settle import Settling
 from paceline.model.spec import Activation, ModelSpec
+from paceline.model.state import Scan
 from paceline.native.build import Unit, library, unit
 from paceline.native.structs import (
     MOST_NODES,
@@ -64,11 +67,16 @@ class NativeDecoder(Decoder):
         found = library()
         assert found is not None, "the packing was chosen where there is no native library"
         self.library = found
-        self.abilities |= {"run", "chain"}
+        if not spec.recurrent:
+            self.abilities |= {"run", "chain"}  # no state is moved between the passes of a call
         self.turned, self.passes = 0, 0
         mixtures = spec.mixtures
         self.loads = torch.zeros(len(spec.layers), 1 + max((it.count for it in mixtures), default=0), dtype=torch.int64)
         self.experts: dict[int, tuple[CExperts, Any]] = {}
+        found_mixers = {i: it.recurrence for i, it in enumerate(weights.blocks) if it.recurrence is not None}
+        self.recurrences = {i: recurrence_of(it, spec.hidden) for i, it in found_mixers.items()}
+        recurs = [c for c, _ in self.recurrences.values()]
+        self.native_states = NativeStates(recurs)
         self.layers = (CLayer * len(spec.layers))(*(self.layer(index) for index in range(len(spec.layers))))
         head: Any = weights.head
         table = weights.embedding
@@ -85,6 +93,11 @@ class NativeDecoder(Decoder):
             slope=spec.swiglu[0], limit=spec.swiglu[1],
             active=max((it.active for it in mixtures), default=0), routed=max((it.width for it in mixtures), default=0),
             shared=max((it.shared for it in mixtures), default=0),
+            kept=len(spec.attentions), gates=spec.gated_attention,
+            projected=max((self.layers[i].qkv.outputs for i in self.recurrences), default=0),
+            channels=max((it.channels for it in recurs), default=0),
+            scanned=max((it.width for it in recurs), default=0),
+            coefficients=max((it.heads for it in recurs), default=0),
         )  # fmt: skip
         if isinstance(table, Packed):
             self.model.lookup = table.c
@@ -94,7 +107,7 @@ class NativeDecoder(Decoder):
 
     def adapt(self) -> NativeAdapters:
         if not isinstance(self.adapters, NativeAdapters):
-            apart = [block.mixer.value is not None for block in self.weights.blocks]  # type: ignore[union-attr]
+            apart = [getattr(block.mixer, "value", None) is not None for block in self.weights.blocks]
             self.adapters = NativeAdapters(self.spec, apart, self.model)
         return self.adapters
 
@@ -110,9 +123,7 @@ class NativeDecoder(Decoder):
         weights: Any = self.weights
         layers = [
             [
-                it.mixer.qkv,
-                *([] if it.mixer.value is None else [it.mixer.value]),
-                it.mixer.out,
+                *(matrix for matrix in projections(it) if matrix is not None),
                 *(matrix for part in feeds(it.ffn) for matrix in (part.gate_up, part.down)),
             ]
             for it in weights.blocks
@@ -145,19 +156,23 @@ class NativeDecoder(Decoder):
 
     def layer(self, index: int) -> CLayer:
         block: Any = self.weights.blocks[index]  # its layers are all `Packed`
-        mixer, mixed = self.spec.layers[index].attention, isinstance(block.ffn, Mixture)
-        experts = None
+        form, mixed, dense = self.spec.layers[index], isinstance(block.ffn, Mixture), isinstance(block.ffn, FeedForward)
+        mixer, experts, attends = form.attends, None, block.attention is not None
+        qkv, value, out = projections(block)
         if mixed:
             self.experts[index] = experts_of(block.ffn, self.loads[index])
             experts = ctypes.pointer(self.experts[index][0])
         return CLayer(
-            qkv=block.mixer.qkv.c, value=CLinear() if block.mixer.value is None else block.mixer.value.c,
-            out=block.mixer.out.c, experts=experts, sinks=address(block.mixer.sinks),
-            gate_up=CLinear() if mixed else block.ffn.gate_up.c, down=CLinear() if mixed else block.ffn.down.c,
+            qkv=qkv.c, value=CLinear() if value is None else value.c, out=out.c, experts=experts,
+            sinks=address(block.mixer.sinks) if attends else None,
+            gate_up=block.ffn.gate_up.c if dense else CLinear(), down=block.ffn.down.c if dense else CLinear(),
             attention_norm=norm_of(block.attention_norm), ffn_norm=norm_of(block.ffn_norm),
             attention_post=norm_of(block.attention_post_norm), ffn_post=norm_of(block.ffn_post_norm),
-            head_norm=norm_of(block.mixer.head_norm).weight, rotated=2 * len(mixer.rope.inverse),
-            window=mixer.window or 0,
+            head_norm=norm_of(block.mixer.head_norm).weight if attends else None,
+            rotated=0 if mixer is None else 2 * len(mixer.rope.inverse),
+            window=getattr(mixer, "window", None) or 0,
+            recurrence=ctypes.pointer(self.recurrences[index][0]) if index in self.recurrences else None,
+            kept=sum(it.attends is not None for it in self.spec.layers[:index]),
         )  # fmt: skip
 
     def narrow(self, words: Tensor, drafts: bool) -> None:
@@ -168,8 +183,9 @@ class NativeDecoder(Decoder):
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
+        self.allocate_states(blocks, block_size)
         dims = -(-spec.head_dim // 32) * 32
-        shape = (-(-blocks * block_size // UNIT_SLOTS), len(spec.layers), spec.kv_heads, UNIT_SLOTS // LANES)
+        shape = (-(-blocks * block_size // UNIT_SLOTS), self.model.kept, spec.kv_heads, UNIT_SLOTS // LANES)
         of = torch.int8 if self.packing.kv == "int8" else self.dtype
         self.keys = pages.tensor((*shape, dims // 2, LANES, 2), of, self.device)
         self.values = pages.tensor((*shape, LANES // 2, dims, 2), of, self.device)
@@ -183,7 +199,7 @@ class NativeDecoder(Decoder):
 
     def share_pool(self, other: Decoder) -> None:
         assert isinstance(other, NativeDecoder)
-        self.keys, self.values, self.scales = other.keys, other.values, other.scales
+        self.keys, self.values, self.scales, self.states = other.keys, other.values, other.scales, other.states
         self._lent, self.narrowed, self.drafts = other._lent, other.narrowed, other.drafts
         for name in ("keys", "values", "key_scales", "value_scales", "bytes", "block_size",
                      "narrow", "word", "words", "drafts"):  # fmt: skip
@@ -191,18 +207,30 @@ class NativeDecoder(Decoder):
 
     def move(self, source: list[int], target: list[int]) -> None:
         self.library.paceline_move(self.model, len(source), integers_in(source), integers_in(target))
+        if self.spec.recurrent:
+            self.states.move(source, target)
+
+    def replay(self, scan: Scan) -> None:
+        call, _held = self.native_states.scan(scan)
+        self.model.threads = torch.get_num_threads()
+        self.library.paceline_replay(self.model, call)
 
     def read(self, slots: list[int]) -> bytes:
         keys, values = self.rows_of(slots)
         packed = torch.stack((keys.flatten(-2), values), 1).view(torch.uint8).numpy().tobytes()
+        states = self.states.read(slots) if self.spec.recurrent else b""
         if not self.scales:
-            return packed
+            return packed + states
         unit, group, lane = self.where(slots)
         scales = torch.stack([each[unit, :, :, group, :, lane] for each in self.scales], 1)
-        return packed + scales.view(torch.uint8).numpy().tobytes()
+        return packed + scales.view(torch.uint8).numpy().tobytes() + states
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        shape = (len(slots), 2, len(self.spec.layers), self.spec.kv_heads, self.keys.shape[4] * 2)
+        if self.spec.recurrent:
+            ends = max(0, len(packed) - self.states.size(slots))
+            self.states.write(slots, packed[ends:])
+            packed = packed[:ends]
+        shape = (len(slots), 2, self.model.kept, self.spec.kv_heads, self.keys.shape[4] * 2)
         unit, group, lane = self.where(slots)
         if self.scales:
             size = math.prod(shape)
@@ -331,6 +359,7 @@ class NativeDecoder(Decoder):
         parts = self.parts(rows.program)
         hidden = array("q", (place for s in rows.segments for pair in s.hidden for place in pair))
         before = [0, *accumulate(len(s.hidden) for s in rows.segments)]
+        scan, kept = (None, None) if not spec.recurrent else self.native_states.scan(self.states.scan(rows))
         segments = array("q", [n for s, i in zip(rows.segments, before) for n in (*s[:-1], i, len(s.hidden))])
         row, (numbers, _) = 8 * count, rows.numbers.buffer_info()
         tables = numbers + 4 * row
@@ -340,9 +369,10 @@ class NativeDecoder(Decoder):
             tables, segments.buffer_info()[0],
             address(x), self.inputs(taps), address(taps.get("post_norm")), logits.data_ptr(), address(self.seconds),
             None if parts is None else ctypes.addressof(parts), hidden.buffer_info()[0], rows.program.narrow,
+            None if scan is None else ctypes.pointer(scan),
         )  # fmt: skip
         self.model.threads = torch.get_num_threads()
-        return call, x, logits, (segments, hidden, parts)
+        return call, x, logits, (segments, hidden, parts, kept)
 
     def parts(self, program: Program) -> "ctypes.Array[Any] | None":
         """Bit mask of the parts that run in each layer (base.h's Parts); None: every layer runs whole."""
@@ -358,12 +388,13 @@ class NativeDecoder(Decoder):
 
     def reach(self, length: int) -> None:
         """Rotations of every position below `length`."""
-        if length <= self.turned:
+        if length <= self.turned or not self.rotaries:
             return
         for rotary in self.rotaries:
             rotary.extend(length)
         for layer, which in zip(self.layers, self.rotary_of):
-            layer.turn = self.rotaries[which].table.data_ptr()
+            if which >= 0:
+                layer.turn = self.rotaries[which].table.data_ptr()
         self.turned = min(len(rotary.table) for rotary in self.rotaries)
 
     def inputs(self, taps: dict[str, Tensor]) -> int | None:
@@ -386,8 +417,21 @@ class NativeDecoder(Decoder):
         return f"{super().describe()}{' with AMX' if self.model.unit == Unit.TILES else ''}"
 
 
-def feeds(it: FeedForward | Mixture) -> list[FeedForward]:
+def projections(block: Any) -> tuple[Any, Any, Any]:
+    """Matrices of a layer's mixer: of what it reads, of the values if they are apart, and of what it gives."""
+    it = block.mixer
+    if isinstance(it, GatedConv):
+        return it.inner, None, it.out
+    if isinstance(it, Recurrence):
+        assert isinstance(it.inner, TakenApart)
+        return it.inner.inner, None, it.out
+    return it.qkv, it.value, it.out
+
+
+def feeds(it: FeedForward | Mixture | None) -> list[FeedForward]:
     """The feed-forward parts of a layer."""
+    if it is None:
+        return []
     if not isinstance(it, Mixture):
         return [it]
     return [*it.experts, *([] if it.shared is None else [it.shared])]

@@ -17,6 +17,8 @@ from paceline.native.structs import CDelta, CModel
 
 NATIVE_MATRICES = ("mixer.qkv", "mixer.value", "mixer.out", "ffn.gate_up", "ffn.down")
 """In the order of lora.h."""
+RECURRENT_INPUTS = ("mixer.inner", "mixer.inner.inner")
+"""What stands for the first of these in a layer with a state."""
 MOST_ADAPTER_SLOTS = 1024
 LINE = pages.CACHE_LINE_BYTES
 
@@ -94,14 +96,15 @@ class NativeAdapters:
         deltas, held, rank = (CDelta * (len(self.spec.layers) * len(NATIVE_MATRICES)))(), dict[int, PackedDelta](), 0
         for place in lora_places(self.spec, True, interleaved(self.spec, weights), self.apart):
             if (pair := fused(place, weights)) is not None:
-                if place.matrix not in NATIVE_MATRICES:
+                matrix = "mixer.qkv" if place.matrix in RECURRENT_INPUTS else place.matrix
+                if matrix not in NATIVE_MATRICES:
                     raise RefusalError(
                         f"This adapter changes {place.modules[0]}, a part of a mixture of experts, which the native "
                         "decoder does not do yet; one on the attention alone is served, and all are with "
                         "PACELINE_NATIVE=0."
                     )
                 packed = pack_delta(pair)
-                held[place.layer * len(NATIVE_MATRICES) + NATIVE_MATRICES.index(place.matrix)] = packed
+                held[place.layer * len(NATIVE_MATRICES) + NATIVE_MATRICES.index(matrix)] = packed
                 rank = max(rank, packed.rank)
         moved, memory = side_by_side([*held.values()])
         for number, packed in zip(held, moved):

@@ -259,6 +259,16 @@ class Layer:
         return self.mixer if isinstance(self.mixer, ShortConv | Mamba | Delta) else None
 
 
+MOST_NATIVE_LENGTH = 16
+"""Tokens that a native convolution reads (base.h)."""
+
+
+def recurs_alone(layer: Layer) -> bool:
+    """Is its mixer a recurrence that the native library computes?"""
+    mixer = layer.mixer
+    return isinstance(mixer, ShortConv | Mamba | Delta) and mixer.length <= MOST_NATIVE_LENGTH
+
+
 @dataclass(frozen=True, slots=True)
 class Multipliers:
     """Factors of Falcon-H1's projections, which become part of the weights as they are loaded."""
@@ -337,11 +347,13 @@ class ModelSpec:
 
     @property
     def common(self) -> bool:
-        """Whether the native decoder computes all layers: attention, and dense feed-forward parts or mixtures."""
+        """Whether the native decoder computes all layers: attention or a recurrence, and dense feed-forward parts or
+        mixtures."""
         whole = all(
-            isinstance(layer.mixer, Attention) and layer.mixer.plain and layer.feed is not None for layer in self.layers
+            layer.mixer.plain and layer.feed is not None if isinstance(layer.mixer, Attention) else recurs_alone(layer)
+            for layer in self.layers
         )
-        attends = whole and not (self.gated_attention or self.value_norm or self.layer_scale or self.token_width)
+        attends = whole and not (self.value_norm or self.layer_scale or self.token_width)
         mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
         odd = mixed and (self.parallel or not self.gated or any(it.beside for it in self.mixtures))
         return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))

@@ -14,6 +14,7 @@ together. To roll back is nothing. Only the row that comes to lie at the end of 
 that block may be shared from then on. `keep` drops what no text goes on from.
 """
 
+from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 
@@ -40,6 +41,8 @@ class StatePool:
         self.ends = [pages.tensor((blocks, *shape), dtype, device) for shape, dtype in parts]
         self.tips: list[list[Tensor]] = []
         """[place behind those of the blocks][part]"""
+        self.addresses = [array("Q") for _ in parts]
+        """Of each part, where those are."""
 
     @property
     def bytes(self) -> int:
@@ -54,10 +57,16 @@ class StatePool:
         """The parts of a state; views, not copies."""
         return [end[place] for end in self.ends] if place < self.blocks else self.tips[place - self.blocks]
 
-    def put(self, place: int, parts: Sequence[Tensor]) -> None:
-        """Write a state."""
+    def reach(self, place: int) -> None:
+        """Make room for a state in this place."""
         while place - self.blocks >= len(self.tips):
             self.tips.append(self.zeros())
+            for each, part in zip(self.addresses, self.tips[-1]):
+                each.append(part.data_ptr())
+
+    def put(self, place: int, parts: Sequence[Tensor]) -> None:
+        """Write a state."""
+        self.reach(place)
         for mine, part in zip(self.take(place), parts, strict=True):
             mine.copy_(part)
 
@@ -225,11 +234,16 @@ class States:
         self.known[slot] = Record(place, before)
         return place
 
-    def write_records(self, index: int, places: Sequence[int], rows: Tensor) -> None:
+    def reach(self, index: int, places: Sequence[int]) -> Tensor:
+        """The records of a layer, with room for these."""
         pool = self.records[index]
         if (most := max(places, default=-1)) >= len(pool):
             more = pool.new_zeros(max(most + 1, 2 * len(pool)) - len(pool), pool.shape[1])
             self.records[index] = pool = torch.cat((pool, more))
+        return pool
+
+    def write_records(self, index: int, places: Sequence[int], rows: Tensor) -> None:
+        pool = self.reach(index, places)
         if places:
             pool[torch.tensor(places, device=self.device)] = rows.to(pool.dtype)
 

@@ -29,7 +29,7 @@ from paceline.model import pages, parts
 from paceline.model.linear import Linear, Packing
 from paceline.model.packed import Packed, restored, shown
 from paceline.model.parts import Damaged, Prepared, PreparedTable, checked_map, shared
-from paceline.model.spec import ModelSpec
+from paceline.model.spec import Layer, ModelSpec, Recurrent
 
 log = logging.getLogger("paceline")
 MAGIC, LAYOUT = b"PACELINE", 3
@@ -64,10 +64,15 @@ class Straight:
         return found
 
 
+def kind_of(layer: Layer) -> Recurrent | int | None:
+    """What its mixer's matrices are like: how many numbers it turns, or what keeps a state."""
+    return layer.recurs if layer.attends is None else len(layer.attends.rope.inverse)
+
+
 def place(files: list[Path], spec: ModelSpec, packing: Packing, vocabulary: tuple[int, int] | None) -> Path:
     """Where the packed weights of this checkpoint, in this form, are kept: another name for any other content."""
     states = [(str(file.resolve()), *((s := file.stat()).st_size, s.st_mtime_ns)) for file in files]
-    layers = [(len(layer.attention.rope.inverse), layer.feed) for layer in spec.layers]
+    layers = [(kind_of(layer), layer.feed) for layer in spec.layers]
     weights = replace(spec, max_len=0, layers=())  # neither context nor rotation is in them
     fitted = None if vocabulary is None or vocabulary[0] == spec.vocab else vocabulary
     key = hashlib.sha256(repr((LAYOUT, states, weights, layers, packing.describe(), fitted)).encode()).hexdigest()

@@ -18,7 +18,7 @@ FUSED_FLOAT_BITS = 2
 def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None:
     """Bits per weight, its scales included, averaged over all linear layers as they are packed; None: no more than half
     of the weights are in groups."""
-    if not spec.common:
+    if not spec.common or spec.recurrent:
         return loose_bits(tensors)
     found = list(matrices(tensors, spec))
     whole = sum(count for count, _ in found)
@@ -38,7 +38,7 @@ def loose_bits(tensors: Tensors | GgufTensors) -> float | None:
 def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int] | None:
     """Bytes of all linear layers and the head, which a pass reads: in the file, and packed as they are stored. None:
     not all of a GGUF file's matrices are in groups."""
-    if not isinstance(tensors, GgufTensors) or not spec.common:
+    if not isinstance(tensors, GgufTensors) or not spec.common or spec.recurrent:
         return None
     names = tensors.renamed or FAMILIES[spec.family].names
     head = names.embedding if spec.tied else names.head

@@ -279,8 +279,9 @@ struct Attention : Cache {
     const i64 head = piece.head * group() + query % group(), column = head * m.head_dim;
     const float sum = l.sinks ? it.sum + std::exp(l.sinks[head] - it.top) : it.sum;
     for (i64 d = 0; d < m.head_dim; d += 16) {
-      const __m512 y = _mm512_mul_ps(_mm512_loadu_ps(it.out + d), set(1.f / sum));
+      __m512 y = _mm512_mul_ps(_mm512_loadu_ps(it.out + d), set(1.f / sum));
       const __mmask16 k = below(m.head_dim - d);
+      if (m.gates) y = _mm512_mul_ps(y, sigmoid(_mm512_maskz_loadu_ps(k, b.gates + row * m.heads * m.head_dim + column + d)));
       if (m.int8) _mm512_mask_storeu_ps(b.wide + row * m.heads * m.head_dim + column + d, k, y);
       else keep(b.mixed.data + row * b.mixed.stride, column + d, m.fused(), y, k);
     }

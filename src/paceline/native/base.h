@@ -57,6 +57,22 @@ struct Experts {  // see Experts in model/spec.py
   i64* loads;                                      // [count + 1]: rows that each expert has had, and experts read; or null
 };
 
+enum Kind { CONVOLVED, DECAYED, DELTA };  // of a mixer with a state: a short convolution, Mamba-2, the gated delta rule
+
+struct Recurrence {  // see model/recurrent.py. S of all heads is [heads][head_dim][key_dim]; the key of `group` serves heads / groups
+  i64 kind, length, channels, record, width;  // width: of what the last product reads
+  i64 heads, head_dim, groups, key_dim, tiled;
+  i64 norm_groups, norm_rows, gate_first;
+  double low, high;                     // limits of a time step
+  const float *kernel, *conv_bias;      // [length][channels], the oldest first; [channels] or null
+  const float *rate, *offset, *through; // [heads]; the last or null
+  const float* norm;                    // [norm_rows][width / norm_groups], or null: gates alone
+  i64 blocks;                           // states that lie one behind the other: those of blocks; others have addresses
+  float *tails, *matrices;              // [blocks][length - 1][channels], [blocks] of S
+  float *const *other_tails, *const *other_matrices;
+  float* records;                       // [places][record]
+};
+
 struct Layer {
   Linear qkv, value;  // of each kv head its queries and key, then the values of all, unless these are apart in `value`
   Linear out, gate_up, down;  // gate_up: 16 gates, their 16 ups, .., or ups alone
@@ -65,7 +81,9 @@ struct Layer {
   const float* turn;     // [position][cos, sin][rotated], the sines' first half negated, see Rotary
   i64 rotated, window;   // window: 0 for none
   const float* sinks;      // [heads]: scores that take a share and give nothing; or null
-  const Experts* experts;  // null: one feed-forward part, gate_up and down
+  const Experts* experts;  // null: one feed-forward part, gate_up and down; or, where these are null, too, none
+  const Recurrence* recurrence;  // its projections are `qkv` and `out`; null: it attends
+  i64 kept;                      // which of the layers that keep keys and values it is
 };
 
 enum Activation { SILU, GELU, SQUARED, CLAMPED };  // SQUARED: of what is above 0; CLAMPED: of gate and up together
@@ -90,6 +108,8 @@ struct Model {
   const Delta* const* adapters;    // by slot: [layers][5], or null; null: there are none
   double slope, limit;             // of CLAMPED
   i64 active, routed, shared;      // of all mixtures the most: experts of a row, inner numbers of one, of a shared one; 0: none
+  i64 kept, gates;                 // layers that keep keys and values; is what a head attends to gated, by the last outputs of `qkv`?
+  i64 projected, channels, scanned, coefficients;  // of all recurrences the most: outputs of `qkv`, channels, width, heads; 0: none
   bool tiles() const { return !NARROW && unit == TILES; }
   bool fused() const { return NARROW || unit == FUSED; }
   bool grouped() const { return int8 == 2; }
@@ -105,6 +125,19 @@ struct Segment {  // a row's position is its place, the index of its slot in the
   i64 first, hidden;  // its ranges among the pass's `hides`: slots that its rows do not see
 };
 
+struct ScanText {  // one text's rows as recurrences see them: `known` replayed ones, then its own, `given` and then candidates
+  i64 begin, first, known, given, nodes;     // place of the state before them, -1: zeros; the first among all rows; counts
+  i64 row, replay, node, anchor, anchors;    // its first own row; where its part of the arrays below begins; anchors
+};
+
+struct Scan {  // see Scan in model/state.py
+  i64 texts, rows, kept;             // rows: with those that are replayed
+  const ScanText* text;
+  const i64 *replayed, *parent;      // places of records; parents of candidates among those of a text, -1: its last row before them
+  const i64 *anchor, *place;         // rows of a text behind which the state is left, and where
+  const i64 *keep, *record;          // own rows that leave a record, and where
+};
+
 struct Pass {
   i64 rows, segments, wanted, width, first, last, embed, head;  // layers first .. last; head: norm and logits behind them
   const i64 *token, *position, *slot, *word, *want, *table;
@@ -116,6 +149,7 @@ struct Pass {
   const i64* parts;   // of each layer, bits of Parts; null: the whole of all layers
   const i64* hides;   // pairs: the first slot, and the one behind the last
   i64 narrow;         // logits of the draft vocabulary alone, where there is one
+  const Scan* scan;   // of a model with recurrences
 };
 }
 
@@ -142,6 +176,7 @@ static void parallel(i64 threads, i64 n, F f) {
 }
 
 enum Part { EMBED, NORM, LINEAR, ROPE, ATTENTION, HEAD };
+const i64 MOST_LENGTH = 16;  // tokens that a convolution reads
 const i64 QUERIES = 64;  // of one piece of attention, at most
 const i64 SPAN = 1024;   // keys of one softmax, by absolute position; a longer text's are merged in their order
 const i64 LINE = SPAN + 112;  // of scores: those of a span, then those of a tree as it lies; not a power of two

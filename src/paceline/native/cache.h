@@ -8,7 +8,7 @@ struct Cache : Rows {
 
   i64 dims() const { return up(m.head_dim, 32); }
   i64 group() const { return m.heads / m.kv_heads; }
-  i64 group_of(i64 layer, i64 head, i64 at) const { return place(at, layer * m.kv_heads + head, m.layers * m.kv_heads); }
+  i64 group_of(i64 layer, i64 head, i64 at) const { return place(at, m.layer[layer].kept * m.kv_heads + head, m.kept * m.kv_heads); }
   bf16* pool(bf16* all, i64 layer, i64 head, i64 at) const { return all + group_of(layer, head, at) * 16 * dims(); }
 
   struct Bytes {  // a group of the int8 pool, laid out as one of bfloat16, and its scales [dims/32][16 slots]

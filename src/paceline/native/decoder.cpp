@@ -13,17 +13,18 @@
 //
 //                   in 8 bits: the same of int8, and their scales [slot/512][layer][kv head][32][dim/32][16 slots]
 //
-// base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h, mixture.h: a thread's part of a pass, from the bottom up;
+// base.h, product.h, grouped.h, linear.h, rows.h, cache.h, attention.h, mixture.h, recurrence.h: a thread's part of a pass, from the
+// bottom up;
 // draw.h: tokens; draft.h: whole drafts; run.h: several passes in one call, with what proposer.h describes drafting
 // between them.
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "mixture.h"
+#include "recurrence.h"
 
-struct Worker : Mixtures {
-  using Mixtures::Mixtures;
+struct Worker : Recurrences {
+  using Recurrences::Recurrences;
 
   void layer(i64 index) {
     const Layer& l = m.layer[index];
@@ -34,7 +35,7 @@ struct Worker : Mixtures {
     }
     if (how & ATTENDS) attention(index, l, how & SHARES ? b.entry : b.x);
     if (how & FEEDS && l.experts) mixture(l);
-    else if (how & FEEDS) feed(index, l, m.parallel && how & ATTENDS);
+    else if (how & FEEDS && l.down.weight) feed(index, l, m.parallel && how & ATTENDS);
   }
 
   void attention(i64 index, const Layer& l, const float* x) {
@@ -44,15 +45,48 @@ struct Worker : Mixtures {
     lower(index, QKV, b.normed, true);
     if (l.value.weight) lower(index, VALUE, b.normed, false);
     done(NORM);
-    attended(index, l);
+    if (l.recurrence) recurred(index, l);
+    else attended(index, l);
+  }
+
+  void recurred(i64 index, const Layer& l) {  // the recurrence over what lies in `normed`
+    const Recurrence& r = *l.recurrence;
+    with(index, QKV), store(l.qkv, b.normed, p.rows, b.wide, l.qkv.out);
+    done(LINEAR);
+    recur(r);
+    pack_rows(b.scanned, r.width, b.mixed, scaled(l.out));
+    lower(index, OUT, b.mixed, true);
+    done(NORM);
+    with(index, OUT);
+    contribute(l.out, b.mixed, l.attention_post);
+  }
+
+  // Queries, keys and values; and the gates behind them
+  void project(const Layer& l, i64 width) {
+    const i64 rows = p.rows, own = m.gates ? m.heads * m.head_dim : 0, end = l.qkv.out - own;
+    if (!own) return store(l.qkv, b.normed, rows, b.wide, width);
+    float *wide = b.wide, *gates = b.gates;
+    linear(l.qkv, b.normed, rows, [=](i64 row, i64 column, __m512 low, __m512 high) {
+      auto part = [&](i64 column, __m512 y) {
+        const i64 mine = std::min<i64>(16, end - column), others = std::min<i64>(16, end + own - column);
+        if (mine > 0) put(wide + row * width + column, y, below(mine));
+        if (mine <= 0) put(gates + row * own + column - end, y, below(others));
+        else if (mine < others) {
+          alignas(64) float both[16];
+          _mm512_storeu_ps(both, y);
+          std::copy(both + mine, both + others, gates + row * own);
+        }
+      };
+      part(column, low), part(column + 16, high);
+    });
   }
 
   void attended(i64 index, const Layer& l) {  // attention of what lies in `normed`
     const i64 rows = p.rows;
     expect(index);
     const i64 all_heads = (m.heads + 2 * m.kv_heads) * m.head_dim;
-    with(index, QKV), store(l.qkv, b.normed, rows, b.wide, all_heads);
-    if (l.value.weight) with(index, VALUE), store(l.value, b.normed, rows, b.wide + l.qkv.out, all_heads);
+    with(index, QKV), project(l, all_heads);
+    if (l.value.weight) with(index, VALUE), store(l.value, b.normed, rows, b.wide + all_heads - l.value.out, all_heads);
     done(LINEAR);
     if (m.joint && l.head_norm) {
       norm_heads(l);
@@ -124,6 +158,11 @@ struct Worker : Mixtures {
     done(NORM);
   }
 
+  void replay() {  // recorded rows, through all recurrences
+    for (i64 i = 0; i < m.layers; i++)
+      if (m.layer[i].recurrence) recur(*m.layer[i].recurrence), done(ATTENTION);
+  }
+
   void run() {
     if (p.embed) embed();
     done(EMBED);
@@ -177,7 +216,7 @@ struct Arena {  // one per calling thread; grows to the largest pass
 
 static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   const i64 rows = up(p.rows, 32), dims = up(m.head_dim, 32), group = m.heads / m.kv_heads;
-  const i64 mixed = m.heads * m.head_dim, widest = std::max({(m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden, m.ffn});
+  const i64 mixed = m.heads * m.head_dim, widest = std::max({(m.heads + 2 * m.kv_heads) * m.head_dim, m.hidden, m.ffn, m.projected});
   const i64 each = m.int8 ? 1 : m.wide(), step = (m.int8 ? 64 : 32) * each;  // bytes: of a number, and of a whole step
   auto activations = [&](i64 width, i64 of) {
     Activations a;
@@ -197,9 +236,13 @@ static void lay_out(Arena& arena, const Model& m, const Pass& p, Buffers& b) {
   b.entry = (float*)arena.take(p.parts ? p.rows * m.hidden * 4 : 0);
   b.wide = (float*)arena.take(std::max(rows * widest, pairs * m.routed + p.rows * m.shared) * 4);
   b.query = arena.take((m.kv_heads * p.rows * group + 16) * dims * m.wide());
+  const i64 scanned = p.scan ? p.scan->rows : 0;
+  b.gates = (float*)arena.take(m.gates ? p.rows * mixed * 4 : 0);
+  b.brought = (float*)arena.take(p.rows * m.hidden * 4 * (scanned > 0)), b.scanned = (float*)arena.take(p.rows * m.scanned * 4);
+  b.convolved = (float*)arena.take(scanned * m.channels * 4), b.factors = (float*)arena.take(scanned * 2 * m.coefficients * 4);
   b.parts = (float*)arena.take(m.heads * p.rows * b.spans * (16 + dims) * 4);
   for (bf16*& low : b.low) low = (bf16*)arena.take(b.deltas.empty() ? 0 : p.rows * m.rank * 2);
-  b.normed = activations(m.hidden, p.rows), b.mixed = activations(mixed, p.rows), b.gated = activations(m.ffn, p.rows);
+  b.normed = activations(m.hidden, p.rows), b.mixed = activations(std::max(mixed, m.scanned), p.rows), b.gated = activations(m.ffn, p.rows);
   const i64 spare = pairs ? pairs + 32 : 0;  // an expert's last panel reads beyond its rows
   b.routed = activations(m.hidden, spare), b.inner = activations(m.routed, spare), b.shared = activations(m.shared, pairs ? p.rows : 0);
   b.plain = (float*)arena.take(pairs ? p.rows * m.hidden * 4 : 0), b.sum = (float*)arena.take(pairs ? p.rows * m.hidden * 4 : 0);
@@ -277,6 +320,7 @@ static void plan(const Model& m, const Pass& p, Buffers& b) {
   }
   i64 window = 0;  // the widest; 0: some layer sees everything
   for (i64 i = p.first; i < p.last; i++) {
+    if (m.layer[i].recurrence) continue;
     if (!m.layer[i].window) { window = 0; break; }
     window = std::max(window, m.layer[i].window);
   }
@@ -287,6 +331,8 @@ static void plan(const Model& m, const Pass& p, Buffers& b) {
 
 static void forward(const Model& m, const Pass& p) {
   Buffers b;
+  const Walk walk(p.scan);
+  b.walk = &walk;
   plan(m, p, b);
   adapt(m, p, b);
   make_room(m, p, b);
@@ -295,8 +341,19 @@ static void forward(const Model& m, const Pass& p) {
 
 extern "C" void paceline_forward(const Model* m, const Pass* p) { forward(*m, *p); }
 
+// Computes recorded rows again, without rows of its own, for the states that they leave
+extern "C" void paceline_replay(const Model* m, const Scan* scan) {
+  Pass p = {};
+  p.scan = scan;
+  Buffers b;
+  const Walk walk(scan);
+  b.walk = &walk;
+  make_room(*m, p, b);
+  parallel(m->threads, [&] { Worker(*m, p, b).replay(); });
+}
+
 static void move_bytes(const Model& m, i64 count, const i64* source, const i64* target) {
-  const i64 dims = up(m.head_dim, 32), heads = m.layers * m.kv_heads, size = 16 * dims, scales = dims / 32;
+  const i64 dims = up(m.head_dim, 32), heads = m.kept * m.kv_heads, size = 16 * dims, scales = dims / 32;
   std::vector<int8_t> held(count * dims * 2);
   std::vector<bf16> by(count * scales * 2);
   for (i64 head = 0; head < heads; head++) {
@@ -318,7 +375,7 @@ static void move_bytes(const Model& m, i64 count, const i64* source, const i64* 
 
 // Copies keys and values of slots source[i] to target[i] in every layer and head; all are read before any is written
 extern "C" void paceline_move(const Model* m, i64 count, const i64* source, const i64* target) {
-  const i64 dims = up(m->head_dim, 32), heads = m->layers * m->kv_heads, size = 16 * dims;
+  const i64 dims = up(m->head_dim, 32), heads = m->kept * m->kv_heads, size = 16 * dims;
   if (m->bytes) {
     move_bytes(*m, count, source, target);
     return;
@@ -341,6 +398,7 @@ extern "C" void paceline_move(const Model* m, i64 count, const i64* source, cons
 static void multiply(const Model& m, const float* x, i64 rows, float* y) {
   Model alone = m;
   alone.hidden = m.head.in, alone.heads = alone.kv_heads = alone.head_dim = alone.ffn = 1, alone.active = 0;
+  alone.gates = alone.projected = alone.channels = alone.scanned = alone.coefficients = 0;
   Pass p = {};
   p.rows = rows;
   Buffers b;

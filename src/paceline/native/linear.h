@@ -37,6 +37,8 @@ struct Pieces {  // those of thread `me` of `all`: a share of the work in their 
   }
 };
 
+struct Walk;  // recurrence.h
+
 struct Buffers {
   float *x, *wide, *entry;  // entry: what the layers of a group read
   uint8_t* query;  // bfloat16 or float32
@@ -46,6 +48,9 @@ struct Buffers {
   Activations routed, inner, shared;  // of a mixture: a row for each expert that a row uses, by expert; those gated; the shared one's
   float *plain, *sum, *share;         // [rows][hidden]: what is routed, and what experts add; [rows][active]: weights
   i64* chosen;                        // [rows][active]: experts
+  float *gates;                       // [rows][heads * head_dim] of what is attended to
+  float *brought, *convolved, *factors, *scanned;  // of recurrences: of own rows, of all, a decay and a rate of each head; what comes out
+  const Walk* walk = nullptr;
   std::vector<Piece> pieces;
   std::vector<const Delta*> deltas;  // of each row, those of its adapter, or null; empty: no row has one
   bf16* low[2] = {};                 // [rows][rank]: rows times the lower factor, of two matrices in turn
@@ -54,7 +59,7 @@ struct Buffers {
 };
 
 struct Scratch {  // of one thread
-  Room out, row, gathered, keys, values, wide, scores, shares;
+  Room out, row, gathered, keys, values, wide, scores, shares, states;
 };
 
 struct Thread {

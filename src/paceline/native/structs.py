@@ -42,6 +42,18 @@ class CExperts(Structure):
     ]
 
 
+class CRecurrence(Structure):
+    _fields_ = [
+        *integers("kind", "length", "channels", "record", "width"),
+        *integers("heads", "head_dim", "groups", "key_dim", "tiled"),
+        *integers("norm_groups", "norm_rows", "gate_first"),
+        *doubles("low", "high"),
+        *pointers("kernel", "conv_bias", "rate", "offset", "through", "norm"),
+        *integers("blocks"),
+        *pointers("tails", "matrices", "other_tails", "other_matrices", "records"),
+    ]
+
+
 class CLayer(Structure):
     _fields_ = [
         *((name, CLinear) for name in ("qkv", "value", "out", "gate_up", "down")),
@@ -50,6 +62,8 @@ class CLayer(Structure):
         *integers("rotated", "window"),
         *pointers("sinks"),
         ("experts", POINTER(CExperts)),
+        ("recurrence", POINTER(CRecurrence)),
+        *integers("kept"),
     ]
 
 
@@ -73,7 +87,15 @@ class CModel(Structure):
         *integers("bytes", "rank"),
         *pointers("adapters"),
         *doubles("slope", "limit"),
-        *integers("active", "routed", "shared"),
+        *integers("active", "routed", "shared", "kept", "gates"),
+        *integers("projected", "channels", "scanned", "coefficients"),
+    ]
+
+
+class CScan(Structure):
+    _fields_ = [
+        *integers("texts", "rows", "keeps"),
+        *pointers("text", "replayed", "parent", "anchor", "place", "keep", "record"),
     ]
 
 
@@ -83,6 +105,7 @@ class CPass(Structure):
         *pointers("token", "position", "slot", "word", "want", "table", "segment"),
         *pointers("hidden", "inputs", "post_norm", "logits", "seconds", "parts", "hides"),
         *integers("narrow"),
+        ("scan", POINTER(CScan)),
     ]
 
 
@@ -235,6 +258,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     """The library with the types of its doors, so that pointers survive."""
     library.paceline_forward.argtypes = [POINTER(CModel), POINTER(CPass)]
     library.paceline_forward.restype = None
+    library.paceline_replay.argtypes = [POINTER(CModel), POINTER(CScan)]
+    library.paceline_replay.restype = None
     library.paceline_move.argtypes = [POINTER(CModel), c_int64, c_void_p, c_void_p]
     library.paceline_move.restype = None
     library.paceline_linear.argtypes = [POINTER(CModel), c_void_p, c_int64, c_void_p]

@@ -25,7 +25,7 @@ def passable(spec: ModelSpec) -> bool:
     each added as it is."""
     odd = spec.whole_norm or spec.layer_norm or spec.parallel or spec.attention_softcap or spec.activation != "silu"
     plain = spec.pre_norms and spec.gated and spec.residual_scale == spec.logit_scale == 1
-    return spec.common and not spec.mixtures and plain and not odd
+    return spec.common and not (spec.mixtures or spec.recurrent or spec.gated_attention) and plain and not odd
 
 
 class Through:
