@@ -18,6 +18,7 @@ from tests.tiny import FAMILIES, MORE
 
 SLIDING = ["sliding_attention", "sliding_attention", "full_attention"]
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+QUARTER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 CASES = {name: Case(name) for name in MORE} | {
     "exaone4-full": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "starcoder2-untied": Case("starcoder2", {"tie_word_embeddings": False, "use_bias": False, "sliding_window": None}),
@@ -62,6 +63,8 @@ CASES = {name: Case(name) for name in MORE} | {
     ),
     "gemma4_text": Case("gemma4_text", {"layer_types": SLIDING, "hidden_size_per_layer_input": 32}),
     "mellum": Case("mellum", {"layer_types": SLIDING, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "internlm3-dynamic": Case("internlm3", {"rope_parameters": {"rope_type": "dynamic", "factor": 6.0}}),
+    "stablelm-without-biases": Case("stablelm", {"use_qkv_bias": False, "rope_parameters": QUARTER}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")

@@ -77,7 +77,7 @@ def write_gguf(
         if arch in PERMUTED and theirs.rpartition(".")[2] in heads:
             part = theirs.rpartition(".")[2]
             weight = interleave(weight, heads[part], len(weight) // heads[part])
-        if ARCHITECTURES[arch].folded and "norm" in theirs and "ssm" not in theirs:
+        if ARCHITECTURES[arch].folded and "norm" in theirs and "ssm" not in theirs and end == "weight":
             weight = weight + 1
         of = next((other for part, other in others.items() if part in theirs), kind)
         data, small = weight.float().numpy(), weight.dim() == 1 or of == GGMLQuantizationType.F32

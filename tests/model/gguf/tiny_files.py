@@ -27,6 +27,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "exaone4": {"sliding_window_pattern": 4, "layers": 5},
     "cohere2": {"sliding_window_pattern": 4, "layers": 5},
     "starcoder2": {"sliding_window": None},
+    "stablelm": {},
+    "nemotron": {},
     "arcee": {},
     "mixtral": {},
     "qwen2_moe": {"norm_topk_prob": False, "qkv_bias": True, "use_sliding_window": False},

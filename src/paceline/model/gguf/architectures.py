@@ -38,7 +38,9 @@ class Arch:
     mixture: Mapping[str, str] = field(default_factory=dict)
     """Keys of whole numbers that a mixture of experts must have; empty: it is none."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Keys that are true or false."""
+    """Keys of a mixture that are true or false."""
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Keys of any file that are."""
     score: int = 1
     """`expert_gating_func`: 1, shares among all experts; 2, a sigmoid of each."""
     names: Names | None = None
@@ -146,6 +148,13 @@ ARCHITECTURES: dict[str, Arch] = {
         "starcoder2",
         floats={"attention.layer_norm_epsilon": "norm_epsilon"},
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
+    ),
+    "stablelm": Arch("stablelm", floats=LAYER_NORM, marks={"use_parallel_residual": "use_parallel_residual"}),
+    "nemotron": Arch(
+        "nemotron",
+        floats={"attention.layer_norm_epsilon": "norm_eps"},
+        fixed={"hidden_act": "relu2"},
+        folded=True,
     ),
     "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
     "qwen2moe": Arch("qwen2_moe", fixed={"norm_topk_prob": False}, mixture=SHARED_EXPERTS),
