@@ -18,7 +18,8 @@ BILLIONS = {
     "Granite-4.0-H-Tiny": 6.94, "Falcon-H1-0.5B": 0.52, "gemma-4-E4B": 7.5, "gemma-4-26B-A4B": 25.2,
     "GLM-4.7-Flash": 29.9, "DeepSeek-V2-Lite": 15.7, "Qwen3.5-35B-A3B": 34.7, "Qwen3-VL-30B-A3B": 30.5,
     "MiniMax-M2": 228.7, "dots.llm1": 142.8, "Kimi-K2-Instruct": 1026.0, "internlm3-8b": 8.8, "stablelm-2-1_6b": 1.64,
-    "Minitron-8B-Base": 8.27,
+    "Minitron-8B-Base": 8.27, "Hunyuan-7B-Instruct": 7.5, "Hunyuan-A13B-Instruct": 80.4,
+    "Apertus-8B-Instruct-2509": 8.05,
 }  # fmt: skip
 """Parameters of the text's model in billions, of those that are served, as their makers give them."""
 NEAREST = {

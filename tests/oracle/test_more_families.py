@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import CheckpointError, InputError, RefusalError
+from paceline.model.checkpoint import read_config
 from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
@@ -68,7 +69,7 @@ CASES = {name: Case(name) for name in MORE} | {
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu")
+VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus")
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
@@ -117,6 +118,30 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         path = write(tmp_path / "b", Case("lfm2"))
         with pytest.raises(RefusalError, match="lfm2 yet; leave kv_dtype out"):
             load_model(path, kv_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
+        ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm False"),
+        ("hunyuan_v1_moe", {"num_shared_expert": [2, 2, 2]}, "num_shared_expert 2"),
+        ("hunyuan_v1_moe", {"moe_topk": [1, 2, 2]}, "moe_topk differs"),
+        ("apertus", {"post_norm": True}, "post_norm"),
+        ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
+    ],
+)
+def test_keys_of_the_authors_own_code(family: str, changes: dict[str, object], named: str, tmp_path: Path) -> None:
+    """Keys that transformers does not read, and lists by layer: used or refused; one number for all layers is used."""
+    path = write(tmp_path, Case(family))
+    before = read_config(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=named):
+        read_config(path)
+    if family == "hunyuan_v1_moe":
+        (path / "config.json").write_text(json.dumps(config | {"moe_topk": [2] * 3, "num_shared_expert": [1] * 3}))
+        assert read_config(path) == before
 
 
 def test_mxfp4_experts(tmp_path: Path) -> None:

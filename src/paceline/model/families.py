@@ -7,7 +7,7 @@ data.
 
 from dataclasses import replace
 
-from paceline.model.families_mixed import MIXED_FAMILIES
+from paceline.model.families_mixed import HUNYUAN, MIXED_FAMILIES
 from paceline.model.families_recurrent import RECURRENT_FAMILIES
 from paceline.model.family import Family, Mixed, Names
 
@@ -214,6 +214,17 @@ DENSE_FAMILIES: dict[str, Family] = {
         layer_norm=True,
         norm_bias=True,
         ungated=True,
+    ),
+    "hunyuan_v1_dense": HUNYUAN,
+    "apertus": Family(
+        "ApertusForCausalLM",
+        names=Names(attention_norm="attention_layernorm", ffn_norm="feedforward_layernorm", gate_up=("mlp.up_proj",)),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        ungated=True,
+        refused=("mlp_bias", "post_norm"),
+        only={"qk_norm": True},
     ),
     "arcee": Family(
         "ArceeForCausalLM",

@@ -30,7 +30,9 @@ NEAREST = {
     **dict.fromkeys(("llama4", "llama4_text", "dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
     **dict.fromkeys(("phimoe", "phi4_multimodal"), "phi3"),
     **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),
-    **dict.fromkeys(("baichuan", "falcon", "qwen", "olmo", "exaone", "llava", "mllama", "minicpm", "idefics3"), "llama"),
+    **dict.fromkeys(
+        ("baichuan", "falcon", "qwen", "olmo", "exaone", "llava", "mllama", "minicpm", "idefics3"), "llama"
+    ),
     **dict.fromkeys(("internlm2", "internvl", "internvl_chat"), "internlm3"),
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1", "minimax_m3_vl_text"), "minimax_m2"),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "kimi_k25", "longcat_flash", "minicpm3"), "deepseek_v3"),

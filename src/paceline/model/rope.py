@@ -31,6 +31,14 @@ def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
     return Rope(tuple(inverse.tolist()), scale)
 
 
+def without_alpha(params: Params, head_dim: int) -> Params:
+    """Parameters whose base is scaled by their `alpha` (NTK), where they have one: the others then say nothing."""
+    if params.get("rope_type") != "dynamic" or not params.get("alpha"):
+        return params
+    wider = params["rope_theta"] * params["alpha"] ** (head_dim / (head_dim - 2))
+    return {"rope_type": "default", "rope_theta": wider}
+
+
 def refuse_unused(kind: str, params: Params) -> None:
     """CheckpointError for a key that this kind of scaling has no use for, unless it says what is so anyway."""
     known = {*COMMON_KEYS, *SCALING_KEYS[kind]}
@@ -52,8 +60,8 @@ def dynamic(params: Params, periods: Tensor, trained_len: int, max_len: int) -> 
     any text gets here, it changes nothing."""
     if max_len > trained_len or params["factor"] < 1:
         raise CheckpointError(
-            f"rope scaling 'dynamic' changes the rotation as a text grows beyond {trained_len} tokens, while cached keys "
-            "stay rotated as they were, so it cannot be served exactly; use a max_len up to that."
+            f"rope scaling 'dynamic' changes the rotation as a text grows beyond {trained_len} tokens, while cached "
+            "keys stay rotated as they were, so it cannot be served exactly; use a max_len up to that."
         )
     return 1.0 / periods, 1.0
 

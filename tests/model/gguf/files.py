@@ -52,7 +52,8 @@ def write_gguf(
     elif arch == "mistral4":  # gates and ups stay in one
         weights = {f"{name}.weight" if ".experts." in name else name: it for name, it in weights.items()}
     else:
-        weights = stacked(weights)
+        changes = {**curves(weights, config["num_hidden_layers"]), **changes}
+        weights = stacked({name: it for name, it in weights.items() if ".act_fn." not in name})
     if "mtp.fc.weight" in weights:
         weights, further = behind(weights, config["num_hidden_layers"])
         changes |= {f"{arch}.nextn_predict_layers": 1, f"{arch}.block_count": config["num_hidden_layers"] + 1}
@@ -87,6 +88,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def curves(weights: dict[str, torch.Tensor], layers: int) -> dict[str, Any]:
+    """The numbers of activations that were learned, as metadata."""
+    names = {it.rpartition(".act_fn.")[2] for it in weights if ".act_fn." in it}
+    stem = "model.layers.{}.mlp.act_fn."
+    return {f"xielu.{key}": [float(weights[stem.format(n) + key]) for n in range(layers)] for key in sorted(names)}
 
 
 def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -273,7 +281,10 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
     if arch == "gemma4":
         return {f"{arch}.{key}": value for key, value in varied_metadata(config).items() if value is not None}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    config = {"num_shared_expert": 1, "moe_shared_width": config.get("intermediate_size"), **config}
     rope = config["rope_parameters"]
+    if "alpha" in rope:  # the converter scales the base
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))}
     rope = rope.get("full_attention", rope)
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
     found = {

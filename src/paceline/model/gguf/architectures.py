@@ -38,9 +38,7 @@ class Arch:
     mixture: Mapping[str, str] = field(default_factory=dict)
     """Keys of whole numbers that a mixture of experts must have; empty: it is none."""
     flags: Mapping[str, str] = field(default_factory=dict)
-    """Keys of a mixture that are true or false."""
-    marks: Mapping[str, str] = field(default_factory=dict)
-    """Keys of any file that are."""
+    """Keys that are true or false."""
     score: int = 1
     """`expert_gating_func`: 1, shares among all experts; 2, a sigmoid of each."""
     names: Names | None = None
@@ -55,6 +53,8 @@ class Arch:
     """Some layers have heads of attention, and a feed-forward part (else gguf/peculiar.py)."""
     varied: bool = False
     """Layers differ in their heads, as Gemma 4's do (gguf/varied.py)."""
+    curved: bool = False
+    """Metadata hold the numbers of its activation (`XIELU`)."""
     tiled: bool = False
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
@@ -149,12 +149,23 @@ ARCHITECTURES: dict[str, Arch] = {
         floats={"attention.layer_norm_epsilon": "norm_epsilon"},
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
     ),
-    "stablelm": Arch("stablelm", floats=LAYER_NORM, marks={"use_parallel_residual": "use_parallel_residual"}),
+    "stablelm": Arch("stablelm", floats=LAYER_NORM),
     "nemotron": Arch(
         "nemotron",
         floats={"attention.layer_norm_epsilon": "norm_eps"},
         fixed={"hidden_act": "relu2"},
         folded=True,
+    ),
+    "apertus": Arch("apertus", curved=True),
+    "hunyuan-dense": Arch("hunyuan_v1_dense"),
+    "hunyuan-moe": Arch(
+        "hunyuan_v1_moe",
+        mixture={
+            "expert_count": "num_experts",
+            "expert_used_count": "moe_topk",
+            "expert_shared_count": "num_shared_expert",
+            "expert_shared_feed_forward_length": "moe_shared_width",
+        },
     ),
     "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
     "qwen2moe": Arch("qwen2_moe", fixed={"norm_topk_prob": False}, mixture=SHARED_EXPERTS),

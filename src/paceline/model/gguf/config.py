@@ -83,7 +83,6 @@ def config_of(header: Header) -> dict[str, Any]:
         name: read.number(key) for key, name in arch.floats.items() if "epsilon" in key or read.raw(key) is not None
     }
     config |= {name: read.whole(key) for key, name in arch.whole.items() if read.raw(key) is not None}
-    config |= {name: truth(read, key) for key, name in arch.marks.items() if read.raw(key) is not None}
     config |= sliding_layers(read, config)
     if keyless:
         config["layer_types"] = [arch.keyless if it else "full_attention" for it in keyless]
@@ -151,13 +150,6 @@ def latent_config(header: Header, arch: Arch, read: ConfigReader, config: dict[s
             raise read.wrong("leading_dense_block_count", "is not the number of layers, but there are no experts")
     read.refuse_unread()
     return config
-
-
-def truth(read: ConfigReader, key: str) -> bool:
-    """A key that is true or false."""
-    if (value := read.raw(key)) not in (False, True):
-        raise read.wrong(key, f"is {str(value)[:40]}, but must be true or false")
-    return bool(value)
 
 
 def key_heads(arch: Arch, read: ConfigReader, heads: int) -> tuple[int, list[bool]]:
