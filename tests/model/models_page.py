@@ -125,6 +125,7 @@ def departures(family: Family) -> str:
         "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
         "q/k norms": family.qk_norm,
         "over all heads": family.whole_norm,
+        "behind the rotation": family.norm_turned,
         "no pre norms": not names.attention_norm,
         "post norms": names.attention_post_norm,
         "layer norms": family.layer_norm,

@@ -31,7 +31,7 @@ def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
     return Rope(tuple(inverse.tolist()), scale)
 
 
-def without_alpha(params: Params, head_dim: int) -> Params:
+def without_alpha(params: dict[str, Any], head_dim: int) -> dict[str, Any]:
     """Parameters whose base is scaled by their `alpha` (NTK), where they have one: the others then say nothing."""
     if params.get("rope_type") != "dynamic" or not params.get("alpha"):
         return params
