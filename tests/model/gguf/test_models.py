@@ -58,6 +58,24 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_numbers_that_lie_in_metadata(tmp_path: Path) -> None:
+    """Apertus' activations, one number for each layer; the length that Hunyuan's converter states twice."""
+    path = tiny_checkpoint(tmp_path / "a", "apertus", vocab=96, with_tokenizer=False)
+    for changes in ({"xielu.alpha_p": None}, {"xielu.beta": [0.5] * 3}, {"xielu.more": 1.0}):
+        with pytest.raises(CheckpointError, match="xielu"):
+            load_model(write_gguf(tmp_path / "a.gguf", path, **changes), dtype="float32")
+    path = tiny_checkpoint(tmp_path / "h", "hunyuan_v1_dense", vocab=96, with_tokenizer=False)
+    for length, fits in ((512, True), (100, False)):
+        file = write_gguf(
+            tmp_path / "h.gguf", path, **{"hunyuan-dense__rope__scaling__original_context_length": length}
+        )
+        if fits:
+            assert load_model(file, dtype="float32").max_len == 512
+            continue
+        with pytest.raises(CheckpointError, match="original_context_length"):
+            load_model(file, dtype="float32")
+
+
 def test_every_architecture_is_tried() -> None:
     from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 
