@@ -54,6 +54,12 @@ OTHERS: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"layer_types": ["conv", "full_attention", "conv"], "routed_scaling_factor": 1.0},
     "granitemoehybrid": {"layer_types": ["linear_attention", "full_attention", "linear_attention"]},
     "falcon_h1": {},
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+        "time_step_min": 1e-30,
+        "n_group": 2,
+        "topk_group": 1,
+    },
     "deepseek_v2": {"attention_bias": False, "n_group": 4},
     "deepseek_v3": {"rope_parameters": {**LATENT_YARN, "mscale": 0.8, "mscale_all_dim": 0.8}},
     "glm4_moe_lite": {"attention_bias": False, "layers": 3},

@@ -53,6 +53,8 @@ class Arch:
     """Some layers have heads of attention, and a feed-forward part (else gguf/peculiar.py)."""
     varied: bool = False
     """Layers differ in their heads, as Gemma 4's do (gguf/varied.py)."""
+    apart: bool = False
+    """Feed-forward parts are layers of their own (gguf/hybrid.py)."""
     curved: bool = False
     """Metadata hold the numbers of its activation (`XIELU`)."""
     tiled: bool = False
@@ -247,6 +249,8 @@ ARCHITECTURES: dict[str, Arch] = {
         names=Names(router="block_sparse_moe.router.layer"),
         keyless="linear_attention",
     ),
+    "nemotron_h": Arch("nemotron_h", apart=True),
+    "nemotron_h_moe": Arch("nemotron_h", apart=True, score=2),
     "falcon-h1": Arch("falcon_h1", sizes=MAMBA_SIZES, fixed=UNSCALED),
     "deepseek2": Arch(
         "deepseek_v3",

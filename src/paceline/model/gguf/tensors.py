@@ -18,6 +18,7 @@ from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
 from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Header, TensorEntry, read_header
+from paceline.model.gguf.hybrid import EXPERT_PARTS
 from paceline.model.gguf.reader import ConfigReader, whole_or_none
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
@@ -139,6 +140,10 @@ class GgufTensors:
                 for n in range(self.blocks)
                 for ours, it in VARIED_NAMES.items()
             }
+            self.names = {**self.names, **more}
+        if arch.apart:
+            parts = EXPERT_PARTS.items()
+            more = {f"backbone.layers.{n}.{ours}": f"blk.{n}.{it}" for n in range(self.blocks) for ours, it in parts}
             self.names = {**self.names, **more}
         family = FAMILIES[arch.model_type]
         self.predicts = family.mtp and self.blocks == self.layers + 1
