@@ -64,6 +64,22 @@ MORE: dict[str, dict[str, Any]] = {
     "cohere": {"model_type": "cohere", "num_key_value_heads": 2, "logit_scale": 0.25},
     "cohere2": {"model_type": "cohere2", "num_key_value_heads": 2, "sliding_window": 7, "sliding_window_pattern": 2},
     "starcoder2": {"model_type": "starcoder2", "num_key_value_heads": 2, "sliding_window": 7},
+    "stablelm": {"model_type": "stablelm", "num_key_value_heads": 2, "use_qkv_bias": True, "head_dim": 8},
+    "nemotron": {"model_type": "nemotron", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
+    "hunyuan_v1_dense": {
+        "model_type": "hunyuan_v1_dense",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+    },
+    "hunyuan_v1_moe": {
+        "model_type": "hunyuan_v1_moe",
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_experts": 4,
+        "moe_topk": 2,
+    },
+    "apertus": {"model_type": "apertus", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
     "arcee": {"model_type": "arcee", "num_key_value_heads": 2},
     "mixtral": {
         "model_type": "mixtral",

@@ -1,6 +1,8 @@
 """The offline face: results, streaming, chat, samples, log-probabilities, refusals."""
 
 import dataclasses
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from paceline import LLM, SamplingParams
 from paceline.cache.lease import TARGET
 from paceline.core.errors import CapacityError, CheckpointError, InputError, PacelineError, RefusalError
 from paceline.engine.desk import lease_of
+from paceline.engine.ids import check_defaults
 from tests.tiny import save_tokenizer, tiny_checkpoint
 
 PROMPT = "one two three one two three one"
@@ -135,6 +138,30 @@ def test_logprobs_are_the_targets(llm: LLM, drafter: str) -> None:
     for i, known in enumerate(output.prompt_logprobs[1:], start=1):
         assert known is not None and known.token == prompt[i]
         assert known.logprob == pytest.approx(float(want[i - 1, prompt[i]]), abs=1e-3)
+
+
+def test_tokens_that_are_never_drawn(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    """Those of generation_config.json, whatever drafts and whatever a request adds to their logits; ids that the model
+    cannot draw say nothing, and other keys that choose tokens are refused."""
+    target = shutil.copytree(pair[0], tmp_path / "target")
+    config = target / "generation_config.json"
+    greedy = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+
+    def made(settings: dict[str, object], most: int = 3) -> list[list[int]]:
+        config.write_text(json.dumps(settings))
+        llm = LLM(target, dtype="float32", blocks=64, block_size=4)
+        each = [dataclasses.replace(greedy, drafter=it) for it in ("none", "ngram")]
+        each.append(dataclasses.replace(greedy, logit_bias={most: 99.0}))
+        return [list(it.token_ids) for it in llm.generate(["one two three one two"] * 3, each, progress=False)]
+
+    plain = made({})[0]
+    never = sorted({*plain})
+    one, other, biased = made({"suppress_tokens": [*never, 10**6]}, never[0])
+    assert one == other and not {*one, *biased} & {*never}
+    for key, value in (("begin_suppress_tokens", [5]), ("no_repeat_ngram_size", 3), ("suppress_tokens", 5)):
+        with pytest.raises(CheckpointError, match=key):
+            check_defaults({key: value}, target, 320)
+    check_defaults({"begin_suppress_tokens": [], "no_repeat_ngram_size": 0}, target, 320)
 
 
 def test_defaults_come_from_the_generation_config(pair: tuple[Path, Path], tmp_path: Path) -> None:

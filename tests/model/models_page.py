@@ -35,7 +35,8 @@ layers read those of others, so drafters that leave layers out are refused for i
 
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
 float32. `ministral3` and `mistral4` are served up to the length of their first training, where their rule for longer
-texts changes nothing. Of checkpoints that read pictures, too (`gemma3`, `gemma4`, `mistral3`, `qwen3_vl`,
+texts changes nothing, and so are rotations that are scaled as a text grows (`dynamic`: InternLM 3). `kimi_k2` is
+`deepseek_v3` under another name. Of checkpoints that read pictures, too (`gemma3`, `gemma4`, `mistral3`, `qwen3_vl`,
 `qwen3_vl_moe`, `qwen3_5`, `qwen3_5_moe`), the text's model is served, without the tower. A setting or a tensor that
 would change the text is used or refused, never left out in silence. `paceline info --model DIR` with a config.json
 alone says whether a model is served and what it would take.
@@ -125,6 +126,7 @@ def departures(family: Family) -> str:
         "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
         "q/k norms": family.qk_norm,
         "over all heads": family.whole_norm,
+        "behind the rotation": family.norm_turned,
         "no pre norms": not names.attention_norm,
         "post norms": names.attention_post_norm,
         "layer norms": family.layer_norm,

@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import CheckpointError, InputError, RefusalError
+from paceline.model.checkpoint import read_config
 from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
@@ -18,6 +19,7 @@ from tests.tiny import FAMILIES, MORE
 
 SLIDING = ["sliding_attention", "sliding_attention", "full_attention"]
 HYBRID = ["linear_attention", "full_attention", "linear_attention"]
+QUARTER = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 CASES = {name: Case(name) for name in MORE} | {
     "exaone4-full": Case("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "starcoder2-untied": Case("starcoder2", {"tie_word_embeddings": False, "use_bias": False, "sliding_window": None}),
@@ -62,10 +64,12 @@ CASES = {name: Case(name) for name in MORE} | {
     ),
     "gemma4_text": Case("gemma4_text", {"layer_types": SLIDING, "hidden_size_per_layer_input": 32}),
     "mellum": Case("mellum", {"layer_types": SLIDING, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "internlm3-dynamic": Case("internlm3", {"rope_parameters": {"rope_type": "dynamic", "factor": 6.0}}),
+    "stablelm-without-biases": Case("stablelm", {"use_qkv_bias": False, "rope_parameters": QUARTER}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu")
+VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus")
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
@@ -114,6 +118,30 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         path = write(tmp_path / "b", Case("falcon_h1"))
         with pytest.raises(RefusalError, match="falcon_h1 yet; leave kv_dtype out"):
             load_model(path, kv_dtype="int8")
+
+
+@pytest.mark.parametrize(
+    ("family", "changes", "named"),
+    [
+        ("hunyuan_v1_dense", {"use_cla": True}, "use_cla"),
+        ("hunyuan_v1_dense", {"use_qk_norm": False}, "use_qk_norm False"),
+        ("hunyuan_v1_moe", {"num_shared_expert": [2, 2, 2]}, "num_shared_expert 2"),
+        ("hunyuan_v1_moe", {"moe_topk": [1, 2, 2]}, "moe_topk differs"),
+        ("apertus", {"post_norm": True}, "post_norm"),
+        ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
+    ],
+)
+def test_keys_of_the_authors_own_code(family: str, changes: dict[str, object], named: str, tmp_path: Path) -> None:
+    """Keys that transformers does not read, and lists by layer: used or refused; one number for all layers is used."""
+    path = write(tmp_path, Case(family))
+    before = read_config(path)
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | changes))
+    with pytest.raises(CheckpointError, match=named):
+        read_config(path)
+    if family == "hunyuan_v1_moe":
+        (path / "config.json").write_text(json.dumps(config | {"moe_topk": [2] * 3, "num_shared_expert": [1] * 3}))
+        assert read_config(path) == before
 
 
 def test_mxfp4_experts(tmp_path: Path) -> None:

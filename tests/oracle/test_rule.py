@@ -61,6 +61,7 @@ def test_rotations_refuse_what_they_do_not_read(kind: str) -> None:
     }  # fmt: skip
     read = {
         "default": (),
+        "dynamic": (),
         "linear": ("factor",),
         "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
         "yarn": ("factor", "beta_fast", "beta_slow"),
@@ -77,7 +78,7 @@ def test_rotations_refuse_what_they_do_not_read(kind: str) -> None:
     for key in ("llama_4_scaling_beta", "extrapolation", *({*full} - {*own})):
         with pytest.raises(CheckpointError, match=key):
             rope(own | {key: full.get(key, 0.1)}, 64, 128, 128)
-    for other in ("dynamic", "su", "ntk"):
+    for other in ("su", "ntk"):
         with pytest.raises(CheckpointError, match=other):
             rope(own | {"rope_type": other}, 64, 128, 128)
 

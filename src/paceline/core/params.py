@@ -17,6 +17,8 @@ MOST_STOP = 8192
 """Characters of all stop strings together: each token is looked at with them."""
 MOST_BAD_TEXT = 65_536
 """Characters of all texts of bad_words together: each is spelled in two ways before its tokens are counted."""
+SUPPRESSED = "suppress_tokens"
+"""What a generation config calls the ids that are never drawn."""
 MOST_PRIORITY = 100
 """Bounds how long the least important can wait."""
 
@@ -169,7 +171,8 @@ class SamplingParams:
         return self.temperature == 0
 
     def resolve(self, defaults: Mapping[str, Any]) -> "SamplingParams":
-        """Fill the five `None`-able sampling fields from a checkpoint's generation config."""
+        """Fill the five `None`-able sampling fields from a checkpoint's generation config, and forbid the tokens that
+        are never drawn by it."""
         temperature = defaults.get("temperature")
         if defaults.get("do_sample") is False:
             temperature = 0.0
@@ -180,7 +183,10 @@ class SamplingParams:
             "min_p": defaults.get("min_p") or 0.0,
             "repetition_penalty": defaults.get("repetition_penalty") or 1.0,
         }
-        return replace(self, **{k: v for k, v in base.items() if getattr(self, k) is None})
+        filled = {k: v for k, v in base.items() if getattr(self, k) is None}
+        if never := defaults.get(SUPPRESSED):
+            filled["logit_bias"] = {**(self.logit_bias or {}), **dict.fromkeys(never, float("-inf"))}
+        return replace(self, **filled)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> "SamplingParams":

@@ -8,6 +8,7 @@ from typing import Any, Protocol, cast
 import torch
 from torch import Tensor
 
+from paceline.core.errors import CheckpointError
 from paceline.core.rows import Rows
 from paceline.draft.layers import DraftLayer, RMSNorm
 from paceline.model.blocks import Block, FeedForward, SelfAttention
@@ -48,6 +49,8 @@ def layer_spec(
     name: str, of: LayerSizes, layers: int = 1, scaling: Mapping[str, Any] | None = None, window: int | None = None
 ) -> ModelSpec:
     """A head's layers as a decoder. `scaling`: of their rotation, as a config has it; `window`: of their attention."""
+    if (scaling or {}).get("rope_type") == "dynamic":
+        raise CheckpointError("a head whose rope scaling is 'dynamic' is not served: it changes with a text's length.")
     turn = rope({**(scaling or {}), "rope_theta": of.theta}, of.head_dim, of.max_len, of.max_len)
     layer = Layer(Attention(turn, window), Dense(of.ffn))
     return ModelSpec(

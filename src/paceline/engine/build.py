@@ -73,7 +73,7 @@ def build(options: Options) -> tuple[Engine, Text]:
         drafter=name, nodes=fixed, block_size=block, **costs(options, model, components),
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
-    check_defaults(text.defaults, pair.model)
+    check_defaults(text.defaults, pair.model, model.vocab_size)
     from paceline.engine import learned
 
     known = learned.recall(options)

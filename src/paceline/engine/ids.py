@@ -2,13 +2,22 @@
 engine."""
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError, InputError
-from paceline.core.params import SamplingParams
+from paceline.core.params import SUPPRESSED, SamplingParams
 
+UNSERVED_DEFAULTS: dict[str, tuple[Any, ...]] = {
+    "begin_suppress_tokens": (None, []),
+    "bad_words_ids": (None, []),
+    "sequence_bias": (None, [], {}),
+    "forced_bos_token_id": (None,),
+    "forced_eos_token_id": (None,),
+    "no_repeat_ngram_size": (None, 0),
+}
+"""Keys of a generation config that choose tokens, and the values that say nothing."""
 log = logging.getLogger("paceline")
 
 
@@ -32,8 +41,23 @@ def known_ids(ids: Callable[[], Iterable[Any]], size: int, path: Path) -> frozen
     return frozenset(token for token in found if 0 <= token < size)
 
 
-def check_defaults(defaults: Mapping[str, Any], path: Path) -> None:
-    """Raise CheckpointError for sampling defaults that no request could be served with."""
+def check_defaults(defaults: dict[str, Any], path: Path, size: int) -> None:
+    """Raise CheckpointError for sampling defaults that no request could be served with, or that would change a text and
+    are not served. Ids that a model of `size` logits cannot draw are taken out of those that are never drawn."""
+    for name, served in UNSERVED_DEFAULTS.items():
+        if defaults.get(name) not in served:
+            raise CheckpointError(
+                f"{path / 'generation_config.json'}: {name} is {str(defaults[name])[:60]}, which would change what is "
+                "drawn and is not served; take it out to be served without it."
+            )
+    never = defaults.get(SUPPRESSED)
+    if never is not None and not (isinstance(never, list) and all(type(it) is int for it in never)):
+        raise CheckpointError(
+            f"{path / 'generation_config.json'}: {SUPPRESSED} is {str(never)[:60]}, but it must be a list of token "
+            "ids; correct the file."
+        )
+    if never is not None:
+        defaults[SUPPRESSED] = [it for it in never if 0 <= it < size]
     try:
         SamplingParams().resolve(defaults)
     except InputError as error:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.attend import Attend
+from paceline.attend.turn import rotate_
 from paceline.model.attending import LatentAttention, VariedAttention
 from paceline.model.linear import Linear
 from paceline.model.norms import Norm
@@ -32,6 +33,22 @@ def relu2(x: Tensor) -> Tensor:
 
 
 ACTIVATE: dict[str, Callable[[Tensor], Tensor]] = {"silu": F.silu, "gelu_tanh": gelu_tanh, "relu2": relu2}
+
+
+@dataclass(frozen=True, slots=True)
+class Xielu:
+    """xIELU (arXiv 2411.13010): a parabola above 0 and an exponential below, with numbers that were learned."""
+
+    above: float
+    below: float
+    beta: float
+    eps: float
+
+    def __call__(self, x: Tensor) -> Tensor:
+        wide = x if x.dtype is torch.float64 else x.float()
+        low = wide.clamp(max=self.eps).expm1_().sub_(wide).mul_(self.below)
+        bent = torch.where(wide > 0, self.above * wide * wide, low)
+        return bent.add_(wide, alpha=self.beta).to(x.dtype)
 
 
 @dataclass(slots=True)
@@ -57,6 +74,11 @@ class SelfAttention:
             sizes = [(turned + spec.kv_heads) * spec.head_dim, spec.heads * spec.head_dim]
             projected, gate = projected.split_with_sizes(sizes, -1)
         qkv = projected.view(len(x), turned + spec.kv_heads, spec.head_dim)
+        if spec.norm_turned and self.head_norm is not None:
+            rotate_(qkv.narrow(1, 0, turned), turn)
+            self.head_norm.over_(qkv.narrow(1, 0, turned))
+            kv = qkv.narrow(1, spec.heads, 2 * spec.kv_heads).view(len(x), 2, spec.kv_heads, spec.head_dim)
+            return self.out(attend.forward(self.index, qkv.narrow(1, 0, spec.heads), kv))
         if self.head_norm is not None:
             self.head_norm.over_(qkv.narrow(1, 0, turned))
         mixed = attend.turned(self.index, qkv, turn)
@@ -92,6 +114,8 @@ class FeedForward:
     down: Linear
     gates: Callable[[Tensor], Tensor] | None = None
     """A kernel in place of activation and product."""
+    curve: Callable[[Tensor], Tensor] | None = None
+    """An activation of its own."""
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(self.mixed(self.gate_up(x)))
@@ -103,7 +127,7 @@ class FeedForward:
         if self.spec.activation == "swiglu_clamped":
             gate, up = both.chunk(2, -1)
             return clamped(gate, up, *self.spec.swiglu)
-        activate = ACTIVATE[self.spec.activation]
+        activate = ACTIVATE[self.spec.activation] if self.curve is None else self.curve
         if not self.spec.gated:
             return activate(both)
         gate, up = both.chunk(2, -1)

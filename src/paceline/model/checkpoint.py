@@ -118,7 +118,7 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
     from transformers import CONFIG_MAPPING
 
     try:
-        config: Any = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(raw))
+        config: Any = CONFIG_MAPPING[raw["model_type"]].from_dict(with_floats(evened(raw)))
     except Exception as error:  # validation raises many types, none of them ours to tell apart
         reason = " ".join(str(error).split())
         raise CheckpointError(
@@ -137,6 +137,17 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         raise CheckpointError(
             f"{path / 'config.json'} cannot be used ({type(error).__name__}: {error}); correct it or download it again."
         ) from None
+
+
+def evened(raw: dict[str, Any]) -> dict[str, Any]:
+    """A config with one number in place of a list of it. Raises CheckpointError for other lists."""
+    found = dict(raw)
+    for name in FAMILIES[raw["model_type"]].even:
+        if isinstance(each := raw.get(name), list):
+            if len({*map(str, each)}) != 1:
+                raise CheckpointError(f"config.json: {name} differs from layer to layer, which is not served.")
+            found[name] = each[0]
+    return found
 
 
 def with_floats(value: Any) -> Any:
@@ -351,6 +362,10 @@ class Tensors:
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.view(name).get_shape())
+
+    def told(self, name: str) -> float | None:
+        """A number that is no tensor."""
+        return None
 
     def kind(self, name: str) -> str:
         """How it is stored, in a word."""

@@ -33,7 +33,7 @@ MIXTURES = dict.fromkeys(
 POSITIVE_FIELDS = ("query_pre_attn_scalar", "attn_logit_softcapping", "final_logit_softcapping")
 """Numbers above 0, where they are given."""
 ROPE_POSITIVE = ("rope_theta", "factor", "beta_fast", "beta_slow", "attention_factor", "low_freq_factor",
-                 "high_freq_factor", "mscale", "mscale_all_dim")  # fmt: skip
+                 "high_freq_factor", "alpha", "mscale", "mscale_all_dim")  # fmt: skip
 
 
 def check_raw(raw: Mapping[str, Any]) -> None:

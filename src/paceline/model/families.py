@@ -7,7 +7,7 @@ data.
 
 from dataclasses import replace
 
-from paceline.model.families_mixed import MIXED_FAMILIES
+from paceline.model.families_mixed import HUNYUAN, MIXED_FAMILIES
 from paceline.model.families_recurrent import RECURRENT_FAMILIES
 from paceline.model.family import Family, Mixed, Names
 
@@ -194,6 +194,37 @@ DENSE_FAMILIES: dict[str, Family] = {
         layer_norm=True,
         norm_bias=True,
         ungated=True,
+    ),
+    "stablelm": Family(
+        "StableLmForCausalLM",
+        qkv_bias="use_qkv_bias",
+        norm_eps="layer_norm_eps",
+        layer_norm=True,
+        norm_bias=True,
+        refused=("qk_layernorm", "use_parallel_residual"),
+    ),
+    "nemotron": Family(
+        "NemotronForCausalLM",
+        names=Names(gate_up=("mlp.up_proj",)),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        mlp_bias="mlp_bias",
+        norm_eps="norm_eps",
+        norm_offset=1.0,
+        layer_norm=True,
+        norm_bias=True,
+        ungated=True,
+    ),
+    "hunyuan_v1_dense": HUNYUAN,
+    "apertus": Family(
+        "ApertusForCausalLM",
+        names=Names(attention_norm="attention_layernorm", ffn_norm="feedforward_layernorm", gate_up=("mlp.up_proj",)),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        ungated=True,
+        refused=("mlp_bias", "post_norm"),
+        only={"qk_norm": True},
     ),
     "arcee": Family(
         "ArceeForCausalLM",

@@ -1,6 +1,7 @@
 """Mixtures of experts, and models with latent keys and values: one entry of data each (see model/families.py)."""
 
 from dataclasses import replace
+from typing import Any
 
 from paceline.model.family import Family, Mixed, Names
 
@@ -61,6 +62,18 @@ GLM4_MOE = Family(
     qk_norm="use_qk_norm",
     beyond="num_nextn_predict_layers",
     experts=DEEPSEEK_EXPERTS,
+)
+HUNYUAN_ONLY: dict[str, Any] = {"use_qk_norm": True, "use_rotary_pos_emb": True}
+HUNYUAN = Family(
+    "HunYuanDenseV1ForCausalLM",
+    names=Names(q_norm="self_attn.query_layernorm", k_norm="self_attn.key_layernorm"),
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    qk_norm=True,
+    norm_turned=True,
+    by_alpha=True,
+    refused=("mlp_bias", "use_cla", "use_mla"),
+    only=HUNYUAN_ONLY,
 )
 MIXED_FAMILIES: dict[str, Family] = {
     "mixtral": Family(
@@ -176,6 +189,17 @@ MIXED_FAMILIES: dict[str, Family] = {
         GRANITE_MOE,
         architecture="GraniteMoeSharedForCausalLM",
         experts=replace(GRANITE_EXPERTS, shared="shared_intermediate_size", shared_gated=False),
+    ),
+    "hunyuan_v1_moe": replace(
+        HUNYUAN,
+        architecture="HunYuanMoEV1ForCausalLM",
+        names=replace(HUNYUAN.names, router="mlp.gate.wg", shared="mlp.shared_mlp."),
+        refused=(*HUNYUAN.refused, "moe_layer_num_skipped"),
+        only={**HUNYUAN_ONLY, "use_mixed_mlp_moe": True, "num_shared_expert": 1},
+        even=("num_experts", "moe_topk", "moe_intermediate_size", "num_shared_expert"),
+        experts=Mixed(
+            active="moe_topk", width="intermediate_size", normed=True, shared="intermediate_size", shared_gated=False
+        ),
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",

@@ -1,7 +1,7 @@
 """What a family of models says of itself: names of weights, and which fields of a config decide what."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from paceline.model.spec import RouterScore
 
@@ -59,6 +59,8 @@ class Names:
     )  # fmt: skip
     """Queries, or their latent vector, its norm and what is made of it; the latent vector of keys and values, its norm
     and what is made of it."""
+    curve: str = "mlp.act_fn."
+    """Prefix of the numbers of an activation that was learned."""
     tokens: tuple[str, str, str] = (
         "model.embed_tokens_per_layer", "model.per_layer_model_projection", "model.per_layer_projection_norm",
     )  # fmt: skip
@@ -189,6 +191,8 @@ class Family:
     layer_norm: bool = False
     norm_bias: bool = False
     whole_norm: bool = False
+    norm_turned: bool = False
+    """q and k are normed behind their rotation."""
     parallel: bool = False
     embedding_scale: str = ""
     """Config fields of factors: of the embeddings; of what a layer adds; of the scores; of the logits, which `divided`
@@ -199,6 +203,12 @@ class Family:
     divided: bool = False
     refused: tuple[str, ...] = ()
     """Config fields that must not be set: variants that are not served."""
+    only: dict[str, Any] | None = None
+    """Config fields that the authors' own code reads and transformers does not, and the value that is computed."""
+    even: tuple[str, ...] = ()
+    """Config fields that may be a list of one number for each layer, which must be the same."""
+    by_alpha: bool = False
+    """A rotation whose scaling is `dynamic` and has an `alpha` is scaled by that once for all (Hunyuan)."""
     experts: Mixed | None = None
     conv: tuple[str, str] | None = None
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,

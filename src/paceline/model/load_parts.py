@@ -4,10 +4,11 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from paceline.model.attending import LatentAttention, VariedAttention
-from paceline.model.blocks import ACTIVATE, BesideMixture, Mixture
+from paceline.model.blocks import ACTIVATE, BesideMixture, Mixture, Xielu
 from paceline.model.groups import GROUP
 from paceline.model.linear import Packing
 from paceline.model.norms import Norm
@@ -19,6 +20,8 @@ from paceline.model.spec import Attention, Latent
 if TYPE_CHECKING:
     from paceline.model.loader import Loader
 
+XIELU = ("alpha_p", "alpha_n", "beta", "eps")
+"""Names of the numbers of an activation (`Xielu`)."""
 LATENT_EPS = 1e-6
 """Epsilon of the norms of latent vectors, whatever the config says of the others."""
 
@@ -28,6 +31,21 @@ class PartLoader:
 
     def __init__(self, loader: "Loader") -> None:
         self.loader, self.spec, self.names = loader, loader.spec, loader.names
+
+    def curve(self, at: str) -> Xielu:
+        """A layer's own activation."""
+        above, below, beta, eps = (self.number(at + name) for name in XIELU)
+        return Xielu(float(F.softplus(above)), float(beta + F.softplus(below)), float(beta), float(eps))
+
+    def number(self, name: str) -> Tensor:
+        """One number, which may be alone in a row."""
+        keep, loader = self.loader.keep, self.loader
+        if (told := loader.tensors.told(name)) is not None:
+            found = torch.tensor(told)
+            loader.fingerprint.add(name, found)
+            return found
+        shape = loader.tensors.shape(name)
+        return keep.tensor(name, lambda: loader.take_wide(name, *(shape if shape == (1,) else ()))).view(())
 
     def latent(self, at: str, place: int, form: Latent) -> LatentAttention:
         """MLA. Rows that are rotated are put in order, half of their number apart."""

@@ -326,7 +326,9 @@ class Loader:
         if form is None:
             return None
         if not isinstance(form, Experts):
-            return self.dense(at, names.gate_up, names.down, form.width)
+            made = self.dense(at, names.gate_up, names.down, form.width)
+            made.curve = self.parts.curve(at + names.curve) if self.spec.activation == "xielu" else None
+            return made
         held = range(form.count) if self.held is None else self.held(index)
         inner = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
         shared = form.shared and self.shared

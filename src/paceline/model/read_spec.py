@@ -10,7 +10,7 @@ from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family, MambaFields, Mixed
 from paceline.model.read_attention import STRETCH, by_layer, latent, latent_scale, varied, widened_feed
-from paceline.model.rope import rope
+from paceline.model.rope import rope, without_alpha
 from paceline.model.spec import (
     Activation,
     Attention,
@@ -33,6 +33,7 @@ ACTIVATION_NAMES: dict[str, Activation] = {
     "gelu_pytorch_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "relu2": "relu2",
+    "xielu": "xielu",
     "swiglu_clamped": "swiglu_clamped",
 }
 LEAST_SHARE = 1e-6
@@ -55,6 +56,13 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
                 f"{config.model_type} with {field} is not served; use a checkpoint without it, or another model."
             )
 
+    for field, served in (family.only or {}).items():
+        if getattr(config, field, served) not in (served, None):
+            raise CheckpointError(
+                f"{config.model_type} with {field} {str(getattr(config, field))[:40]} is not served; with {served} it "
+                "is."
+            )
+
     def decide(field: bool | str) -> Any:
         return getattr(config, field, None) if isinstance(field, str) and field else field
 
@@ -71,6 +79,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     activation = getattr(config, family.activation, family.activation)
     if activation not in ACTIVATION_NAMES:
         raise CheckpointError(f"activation {activation!r} is not supported; supported: {', '.join(ACTIVATION_NAMES)}.")
+    if activation == "xielu" and family.experts is not None:
+        raise CheckpointError(f"{config.model_type} with {activation} is not served: it is learned for each layer.")
     clamps = activation == "swiglu_clamped"
     return ModelSpec(
         family=config.model_type,
@@ -104,6 +114,7 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         whole_norm=family.whole_norm,
         layer_norm=family.layer_norm,
         norm_bias=family.norm_bias,
+        norm_turned=family.norm_turned,
         parallel=family.parallel,
         gated=not family.ungated,
         residual_scale=factor(family.residual_scale),
@@ -146,6 +157,8 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
             given = {
                 name: it for name, it in params.get(kind, params).items() if not family.stretched or name != STRETCH
             }
+            if family.by_alpha:
+                given = without_alpha(given, head_dim)
             turn = rope(given, head_dim, trained_len, max_len)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None

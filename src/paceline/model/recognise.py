@@ -23,13 +23,37 @@ WITH_PICTURES = {
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
 """Model types of which the text's part is served, and its type where it is not said: pictures are refused."""
+SAME_MODEL = {"kimi_k2": "deepseek_v3"}
+"""Model types that are another one's under a name of their own."""
+NEAREST = {
+    **dict.fromkeys(("gemma3n", "gemma3n_text"), "gemma4_text"),
+    **dict.fromkeys(("llama4", "llama4_text", "dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
+    **dict.fromkeys(("phimoe", "phi4_multimodal"), "phi3"),
+    **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),
+    **dict.fromkeys(
+        ("baichuan", "falcon", "qwen", "olmo", "exaone", "llava", "mllama", "minicpm", "idefics3"), "llama"
+    ),
+    **dict.fromkeys(("internlm2", "internvl", "internvl_chat"), "internlm3"),
+    **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1", "minimax_m3_vl_text"), "minimax_m2"),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "kimi_k25", "longcat_flash", "minicpm3"), "deepseek_v3"),
+    **dict.fromkeys(("kimi_linear", "qwen4_exp", "olmo_hybrid"), "qwen3_next"),
+    **dict.fromkeys(("glm_moe_dsa", "glm4v_moe"), "glm4_moe"),
+    **dict.fromkeys(("jamba", "zamba", "zamba2", "nemotron_nas"), "nemotron_h"),
+    **dict.fromkeys(("mamba", "falcon_mamba", "rwkv", "xlstm"), "mamba2"),
+}
+"""The nearest family that is served, of model types whose name is nearer to another's."""
+COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+"""Keys with how many experts a mixture has."""
 FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
 """Keys next to `text_config` that apply to the text."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The config of the text's model in that of one that reads pictures, too; else the config itself."""
+    """The config of the text's model in that of one that reads pictures, too, or of one under another name; else the
+    config itself."""
     inner = config.get("text_config")
+    if (same := SAME_MODEL.get(str(config.get("model_type")))) is not None:
+        return {**config, "model_type": same}
     if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
         return config
     kind = inner.get("model_type") or WITH_PICTURES[config["model_type"]]
@@ -53,10 +77,11 @@ def family_of(config: Mapping[str, Any]) -> Family:
             f"config.json of {kind}, which reads pictures, has no text_config, whose model is the part that is served; "
             "download it again, or use a checkpoint of text alone."
         )
-    near = get_close_matches(str(kind), FAMILIES, 1, 0.5)
+    named = NEAREST.get(str(kind))
+    near = [named] if named else get_close_matches(str(kind), FAMILIES, 1, 0.5)
     nearest = f"the nearest that is served is {near[0]}; " if near else ""
     supported = f"{nearest}supported model types are {', '.join(FAMILIES)}"
-    if "moe" in str(kind) or any(config.get(f) for f in ("num_local_experts", "num_experts", "n_routed_experts")):
+    if "moe" in str(kind) or any(config.get(f) not in (None, 0, 1) for f in COUNTS):
         raise CheckpointError(f"{kind} is a mixture of experts (MoE) of a kind that is not served; {supported}.")
     if "auto_map" in config:
         raise CheckpointError(f"{kind} needs remote code, which is never run; {supported}.")

@@ -20,11 +20,6 @@ def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
     Raises CheckpointError for a scaling that cannot be fixed at load.
     """
     kind = params.get("rope_type", "default")
-    if kind == "dynamic":
-        raise CheckpointError(
-            "rope scaling 'dynamic' changes the rotation as the text grows while cached keys stay rotated as they "
-            "were, so it cannot be served exactly; use a checkpoint with linear, llama3, yarn or longrope scaling."
-        )
     if kind not in SCALINGS:
         raise CheckpointError(f"rope scaling {kind!r} is not supported; supported are {', '.join(SCALINGS)}.")
     refuse_unused(kind, params)
@@ -34,6 +29,14 @@ def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
     periods = params["rope_theta"] ** exponents
     inverse, scale = SCALINGS[kind](params, periods, trained_len, max_len)
     return Rope(tuple(inverse.tolist()), scale)
+
+
+def without_alpha(params: dict[str, Any], head_dim: int) -> dict[str, Any]:
+    """Parameters whose base is scaled by their `alpha` (NTK), where they have one: the others then say nothing."""
+    if params.get("rope_type") != "dynamic" or not params.get("alpha"):
+        return params
+    wider = params["rope_theta"] * params["alpha"] ** (head_dim / (head_dim - 2))
+    return {"rope_type": "default", "rope_theta": wider}
 
 
 def refuse_unused(kind: str, params: Params) -> None:
@@ -49,6 +52,17 @@ def refuse_unused(kind: str, params: Params) -> None:
 
 
 def default(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    return 1.0 / periods, 1.0
+
+
+def dynamic(params: Params, periods: Tensor, trained_len: int, max_len: int) -> tuple[Tensor, float]:
+    """NTK scaling by a text's length, which begins behind `max_position_embeddings`: up to there, which is as long as
+    any text gets here, it changes nothing."""
+    if max_len > trained_len or params["factor"] < 1:
+        raise CheckpointError(
+            f"rope scaling 'dynamic' changes the rotation as a text grows beyond {trained_len} tokens, while cached "
+            "keys stay rotated as they were, so it cannot be served exactly; use a max_len up to that."
+        )
     return 1.0 / periods, 1.0
 
 
@@ -125,6 +139,7 @@ def proportional(params: Params, periods: Tensor, trained_len: int, max_len: int
 Scaling = Callable[[Params, Tensor, int, int], tuple[Tensor, float]]
 SCALINGS: dict[str, Scaling] = {
     "default": default,
+    "dynamic": dynamic,
     "linear": linear,
     "llama3": llama3,
     "yarn": yarn,
@@ -136,6 +151,7 @@ COMMON_KEYS = ("rope_type", "type", "rope_theta", "partial_rotary_factor", "orig
 """Keys of every kind, used, or without a meaning for text: in it the sections of `mrope` share one position."""
 SCALING_KEYS: dict[str, tuple[str, ...]] = {
     "default": (),
+    "dynamic": ("factor",),
     "linear": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
     "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate"),

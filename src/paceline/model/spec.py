@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Literal
 
-Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_clamped"]
+Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_clamped", "xielu"]
 RouterScore = Literal["softmax", "sigmoid"]
 
 
@@ -320,6 +320,8 @@ class ModelSpec:
     layer_norm: bool = False
     """Norms subtract the mean, too."""
     norm_bias: bool = False
+    norm_turned: bool = False
+    """q and k are normed behind their rotation, not before it (Hunyuan)."""
     parallel: bool = False
     """Attention and feed-forward read the same normed input, and are added together (cohere)."""
     gated: bool = True
@@ -355,6 +357,8 @@ class ModelSpec:
         )
         attends = whole and not (self.value_norm or self.layer_scale or self.token_width)
         mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
+        if self.norm_turned or self.activation == "xielu":
+            return False
         odd = mixed and (self.parallel or not self.gated or any(it.beside for it in self.mixtures))
         return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))
 

@@ -14,6 +14,7 @@ from gguf.quants import quantize
 from safetensors.torch import load_file
 
 from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
+from paceline.model.gguf.hybrid import EXPERT_PARTS, HYBRID_EXPERTS, HYBRID_SIZES
 from paceline.model.gguf.peculiar import PURE_SIZES
 from paceline.model.gguf.tensors import NEXT_NAMES, names_of
 from paceline.model.read_spec import rounded
@@ -46,13 +47,19 @@ def write_gguf(
     dots; None leaves one out."""
     config = json.loads((checkpoint / "config.json").read_text())
     arch = KINDS[config["model_type"]]
+    if kinds := config.get("layers_block_type"):
+        arch, config["num_hidden_layers"] = "nemotron_h_moe" if "moe" in kinds else "nemotron_h", len(kinds)
     weights, further = load_file(checkpoint / "model.safetensors"), dict[str, str]()
     if arch == "gemma4":
         weights, further = beside(config, weights)
     elif arch == "mistral4":  # gates and ups stay in one
         weights = {f"{name}.weight" if ".experts." in name else name: it for name, it in weights.items()}
     else:
-        weights = stacked(weights)
+        changes = {**curves(weights, config["num_hidden_layers"]), **changes}
+        weights = stacked({name: it for name, it in weights.items() if ".act_fn." not in name})
+    if ARCHITECTURES[arch].apart:
+        layers, parts = range(config["num_hidden_layers"]), EXPERT_PARTS.items()
+        further = {f"backbone.layers.{n}.{ours}": f"blk.{n}.{it}" for n in layers for ours, it in parts}
     if "mtp.fc.weight" in weights:
         weights, further = behind(weights, config["num_hidden_layers"])
         changes |= {f"{arch}.nextn_predict_layers": 1, f"{arch}.block_count": config["num_hidden_layers"] + 1}
@@ -77,7 +84,7 @@ def write_gguf(
         if arch in PERMUTED and theirs.rpartition(".")[2] in heads:
             part = theirs.rpartition(".")[2]
             weight = interleave(weight, heads[part], len(weight) // heads[part])
-        if ARCHITECTURES[arch].folded and "norm" in theirs and "ssm" not in theirs:
+        if ARCHITECTURES[arch].folded and "norm" in theirs and "ssm" not in theirs and end == "weight":
             weight = weight + 1
         of = next((other for part, other in others.items() if part in theirs), kind)
         data, small = weight.float().numpy(), weight.dim() == 1 or of == GGMLQuantizationType.F32
@@ -87,6 +94,13 @@ def write_gguf(
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def curves(weights: dict[str, torch.Tensor], layers: int) -> dict[str, Any]:
+    """The numbers of activations that were learned, as metadata."""
+    names = {it.rpartition(".act_fn.")[2] for it in weights if ".act_fn." in it}
+    stem = "model.layers.{}.mlp.act_fn."
+    return {f"xielu.{key}": [float(weights[stem.format(n) + key]) for n in range(layers)] for key in sorted(names)}
 
 
 def behind(weights: dict[str, torch.Tensor], layers: int) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
@@ -270,10 +284,15 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
                "attention.layer_norm_rms_epsilon": config["layer_norm_epsilon"]}  # fmt: skip
         own |= {key: config[name] for key, name in PURE_SIZES.items() if name in config and key not in own}
         return {f"{arch}.{key}": value for key, value in own.items()}
+    if ARCHITECTURES[arch].apart:
+        return {f"{arch}.{key}": value for key, value in hybrid_metadata(config).items()}
     if arch == "gemma4":
         return {f"{arch}.{key}": value for key, value in varied_metadata(config).items() if value is not None}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    config = {"num_shared_expert": 1, "moe_shared_width": config.get("intermediate_size"), **config}
     rope = config["rope_parameters"]
+    if "alpha" in rope:  # the converter scales the base
+        rope = {"rope_type": "default", "rope_theta": rope["rope_theta"] * rope["alpha"] ** (head_dim / (head_dim - 2))}
     rope = rope.get("full_attention", rope)
     partial = rope.get("partial_rotary_factor") or config.get("partial_rotary_factor") or 1
     found = {
@@ -338,6 +357,29 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
         if rope["rope_type"] == "yarn":
             found["rope.scaling.original_context_length"] = rope["original_max_position_embeddings"]
     return {f"{arch}.{key}": value for key, value in found.items() if value is not None}
+
+
+def hybrid_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    """What llama.cpp's converter says of a Nemotron-H."""
+    kinds, mixed = config["layers_block_type"], "moe" in config["layers_block_type"]
+    width = config["moe_intermediate_size" if mixed else "intermediate_size"]
+    found = {key: config[name] for key, name in {**HYBRID_SIZES, **(HYBRID_EXPERTS if mixed else {})}.items()}
+    if mixed:
+        found |= {
+            "expert_weights_norm": config["norm_topk_prob"],
+            "expert_weights_scale": float(config["routed_scaling_factor"]),
+            "expert_group_count": config["n_group"],
+            "expert_group_used_count": config["topk_group"],
+        }
+    return {
+        **found,
+        "attention.head_count_kv": [config["num_key_value_heads"] * (it == "full_attention") for it in kinds],
+        "feed_forward_length": [width * (it in ("mlp", "moe")) for it in kinds],
+        "attention.value_length": config["head_dim"],
+        "attention.layer_norm_rms_epsilon": float(config["layer_norm_epsilon"]),
+        "ssm.inner_size": config["mamba_num_heads"] * config["mamba_head_dim"],
+        "rope.scaling.finetuned": False,
+    }
 
 
 def varied_metadata(config: dict[str, Any]) -> dict[str, Any]:

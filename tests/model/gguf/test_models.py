@@ -58,6 +58,41 @@ def test_other_architectures(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
 
 
+def test_numbers_that_lie_in_metadata(tmp_path: Path) -> None:
+    """Apertus' activations, one number for each layer; the length that Hunyuan's converter states twice."""
+    path = tiny_checkpoint(tmp_path / "a", "apertus", vocab=96, with_tokenizer=False)
+    for changes in ({"xielu.alpha_p": None}, {"xielu.beta": [0.5] * 3}, {"xielu.more": 1.0}):
+        with pytest.raises(CheckpointError, match="xielu"):
+            load_model(write_gguf(tmp_path / "a.gguf", path, **changes), dtype="float32")
+    path = tiny_checkpoint(tmp_path / "h", "hunyuan_v1_dense", vocab=96, with_tokenizer=False)
+    for length, fits in ((512, True), (100, False)):
+        file = write_gguf(
+            tmp_path / "h.gguf", path, **{"hunyuan-dense__rope__scaling__original_context_length": length}
+        )
+        if fits:
+            assert load_model(file, dtype="float32").max_len == 512
+            continue
+        with pytest.raises(CheckpointError, match="original_context_length"):
+            load_model(file, dtype="float32")
+
+
+def test_nemotron_h_without_experts(tmp_path: Path) -> None:
+    """Dense parts that are layers of their own; sizes that no layer can have are named."""
+    kinds = ["linear_attention", "mlp", "full_attention", "mlp"]
+    changes: dict[str, Any] = {"layers_block_type": kinds, "time_step_min": 1e-30, "use_conv_bias": False}
+    path = tiny_checkpoint(tmp_path, "nemotron_h", vocab=96, with_tokenizer=False, **changes)
+    file = write_gguf(tmp_path / "model.gguf", path)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+    for key, value, named in (
+        ("attention.head_count_kv", [0, 2, 2, 0], "layer that attends"),
+        ("attention.head_count_kv", [0, 0, 2], "for each of the 4 layers"),
+        ("feed_forward_length", [0, 64, 0, 32], "2 numbers above 0"),
+        ("rope.scaling.finetuned", True, "rotated"),
+    ):
+        with pytest.raises(CheckpointError, match=named):
+            load_model(write_gguf(tmp_path / "other.gguf", path, **{f"nemotron_h.{key}": value}), dtype="float32")
+
+
 def test_every_architecture_is_tried() -> None:
     from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 

@@ -18,6 +18,7 @@ from gguf import MODEL_ARCH_NAMES, Keys
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.engine.ids import check_defaults
 from paceline.engine.text import Text
 from paceline.model.gguf import load_header
 from paceline.model.gguf.config import parsed_spec
@@ -173,7 +174,13 @@ def walk_words(path: Path) -> Seen:
             assert "\n" not in str(error), str(error)
             return None
         words = made.tokenizer
-        return [words.encode(CORPUS + " <eos>"), made.eos(), made.chat([{"role": "user", "content": "Hi"}])]
+        check_defaults(made.defaults, path, 320)
+        return [
+            words.encode(CORPUS + " <eos>"),
+            made.defaults,
+            made.eos(),
+            made.chat([{"role": "user", "content": "Hi"}]),
+        ]
 
     before = said()
     assert before is not None

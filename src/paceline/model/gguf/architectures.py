@@ -53,6 +53,10 @@ class Arch:
     """Some layers have heads of attention, and a feed-forward part (else gguf/peculiar.py)."""
     varied: bool = False
     """Layers differ in their heads, as Gemma 4's do (gguf/varied.py)."""
+    apart: bool = False
+    """Feed-forward parts are layers of their own (gguf/hybrid.py)."""
+    curved: bool = False
+    """Metadata hold the numbers of its activation (`XIELU`)."""
     tiled: bool = False
     """Value heads of the gated delta rule lie in turns of the key heads (`Delta.tiled`)."""
 
@@ -147,6 +151,24 @@ ARCHITECTURES: dict[str, Arch] = {
         floats={"attention.layer_norm_epsilon": "norm_epsilon"},
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
     ),
+    "stablelm": Arch("stablelm", floats=LAYER_NORM),
+    "nemotron": Arch(
+        "nemotron",
+        floats={"attention.layer_norm_epsilon": "norm_eps"},
+        fixed={"hidden_act": "relu2"},
+        folded=True,
+    ),
+    "apertus": Arch("apertus", curved=True),
+    "hunyuan-dense": Arch("hunyuan_v1_dense"),
+    "hunyuan-moe": Arch(
+        "hunyuan_v1_moe",
+        mixture={
+            "expert_count": "num_experts",
+            "expert_used_count": "moe_topk",
+            "expert_shared_count": "num_shared_expert",
+            "expert_shared_feed_forward_length": "moe_shared_width",
+        },
+    ),
     "arcee": Arch("arcee", interleaved=True, fixed={"hidden_act": "relu2"}),
     "qwen2moe": Arch("qwen2_moe", fixed={"norm_topk_prob": False}, mixture=SHARED_EXPERTS),
     "qwen3moe": Arch(
@@ -227,6 +249,8 @@ ARCHITECTURES: dict[str, Arch] = {
         names=Names(router="block_sparse_moe.router.layer"),
         keyless="linear_attention",
     ),
+    "nemotron_h": Arch("nemotron_h", apart=True),
+    "nemotron_h_moe": Arch("nemotron_h", apart=True, score=2),
     "falcon-h1": Arch("falcon_h1", sizes=MAMBA_SIZES, fixed=UNSCALED),
     "deepseek2": Arch(
         "deepseek_v3",

@@ -12,6 +12,7 @@ import numpy as np
 from paceline.core.errors import CheckpointError
 from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL, Arch
 from paceline.model.gguf.header import Header
+from paceline.model.gguf.hybrid import hybrid_config
 from paceline.model.gguf.peculiar import GROWTH, growth_of, peculiar, recurrent_config, sliding_layers, vocabulary_of
 from paceline.model.gguf.reader import ConfigReader, floats, whole_or_none
 from paceline.model.gguf.varied import STILL, varied_config
@@ -52,6 +53,8 @@ def config_of(header: Header) -> dict[str, Any]:
     arch, read = arch_of(header), ConfigReader(header)
     if arch.varied:
         return varied_config(header, arch, read)
+    if arch.apart:
+        return hybrid_config(header, arch.model_type, arch.score == 2, read)
     if not arch.attends:
         return recurrent_config(header, arch.model_type, read)
     if read.raw("expert_count") and not arch.mixture and "expert_count" not in arch.whole:

@@ -10,6 +10,7 @@ from paceline.model.gguf.header import Header
 from paceline.model.gguf.reader import ConfigReader, floats, whole_or_none
 from paceline.model.read_attention import STRETCH
 
+ORIGINAL_LENGTH = "rope.scaling.original_context_length"
 GROWTH = "attention.temperature_scale"
 """Key of how much queries grow with their position (`Family.stretched`)."""
 
@@ -53,6 +54,13 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
         every = read.number("rope.scaling.yarn_log_multiplier", 0.0)
         own = {"mscale": every, "mscale_all_dim": every} if every and params["rope_type"] == "yarn" else {}
         return {"rope_parameters": {**params, **own, STRETCH: read.number(GROWTH)}}
+    if kind in ("hunyuan_v1_dense", "hunyuan_v1_moe"):
+        trained = config["max_position_embeddings"]
+        if whole_or_none(read, ORIGINAL_LENGTH) not in (0, trained):  # the scaling lies in rope.freq_base
+            raise read.wrong(ORIGINAL_LENGTH, f"is not {trained}, the length that the model is made for")
+        if config.get("moe_shared_width") not in (None, config["intermediate_size"]):
+            raise read.wrong("expert_shared_feed_forward_length", "is not feed_forward_length")
+        return {}
     if kind == "exaone_moe":
         return {} if "layer_types" in config else {"sliding_window_pattern": 4}
     if kind == "gpt_oss":

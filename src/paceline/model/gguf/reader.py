@@ -25,6 +25,8 @@ USUAL_VALUES: dict[str, tuple[Any, ...]] = {
     "rope.scaling.original_context_length": (0,),
 }
 """Values of keys that are not read which stand for what is computed anyway."""
+LEARNED = ("alpha_p", "alpha_n", "beta", "eps")
+"""What metadata hold of the activation `xielu`."""
 MAX_NUMBER = 1e30
 MAX_SIZE = 1 << 24
 """No size of a model is larger: what is, is damage, and would be taken as memory."""
@@ -62,6 +64,9 @@ class ConfigReader:
                 f"{name} in {self.header.path} is a key of other models, whose arithmetic is not that of "
                 f"{self.prefix[:-1]}; convert the model again."
             )
+        curves = (it for it in self.header.metadata if it.startswith("xielu."))
+        if name := next((it for it in curves if it.removeprefix("xielu.") not in LEARNED), None):
+            raise CheckpointError(f"{name} in {self.header.path} is a key that is not known here; convert it again.")
         for name, value in self.header.metadata.items():
             key = name.removeprefix(self.prefix)
             if key != name and key not in self.seen and key not in SILENT_KEYS and not says_nothing(key, value):
@@ -92,7 +97,8 @@ class ConfigReader:
 @cache
 def strangers(prefix: str) -> frozenset[str]:
     """First words of keys that llama.cpp reads, but not of models of the architecture."""
-    return frozenset(("xielu", "diffusion", "adapter", "clip", *MODEL_ARCH_NAMES.values())) - {prefix[:-1]}
+    own = {"xielu"} if prefix == "apertus." else set[str]()
+    return frozenset(("xielu", "diffusion", "adapter", "clip", *MODEL_ARCH_NAMES.values())) - {prefix[:-1], *own}
 
 
 def says_nothing(key: str, value: Any) -> bool:

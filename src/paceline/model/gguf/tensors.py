@@ -1,5 +1,6 @@
 """The tensors of a GGUF file under the names of a Hugging Face checkpoint, decoded as they are taken."""
 
+import math
 import mmap
 import re
 from collections.abc import Iterator
@@ -8,6 +9,7 @@ from functools import cache, lru_cache
 from math import prod
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,6 +18,7 @@ from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
 from paceline.model.gguf.config import arch_of
 from paceline.model.gguf.header import Header, TensorEntry, read_header
+from paceline.model.gguf.hybrid import EXPERT_PARTS
 from paceline.model.gguf.reader import ConfigReader, whole_or_none
 from paceline.model.gguf.types import DECODERS, FLOAT_KINDS, PACKED, SERVED, decode
 from paceline.model.groups import Groups
@@ -124,7 +127,7 @@ class GgufTensors:
     def __init__(self, path: Path) -> None:
         self.path, self.header = path, load_header(path)
         arch = arch_of(self.header)
-        self.interleaved, self.renamed = arch.interleaved, arch.names
+        self.interleaved, self.renamed, self.curved = arch.interleaved, arch.names, arch.curved
         pair = arch.model_type == "phi3" and all(name in self.header.tensors for name in FREQUENCY_SETS)
         self.configured = {FREQUENCIES, *(FREQUENCY_SETS if pair else ())}
         architecture, read = self.header.metadata["general.architecture"], ConfigReader(self.header)
@@ -137,6 +140,10 @@ class GgufTensors:
                 for n in range(self.blocks)
                 for ours, it in VARIED_NAMES.items()
             }
+            self.names = {**self.names, **more}
+        if arch.apart:
+            parts = EXPERT_PARTS.items()
+            more = {f"backbone.layers.{n}.{ours}": f"blk.{n}.{it}" for n in range(self.blocks) for ours, it in parts}
             self.names = {**self.names, **more}
         family = FAMILIES[arch.model_type]
         self.predicts = family.mtp and self.blocks == self.layers + 1
@@ -309,6 +316,18 @@ class GgufTensors:
         if found is None:
             raise CheckpointError(f"tensor {self.named(name)[0]} is missing from {self.path}; download it again.")
         return found.shape
+
+    def told(self, name: str) -> float | None:
+        """A number of a layer's own activation, which the metadata hold."""
+        place, _, key = name.rpartition(".act_fn.")
+        if not place or not self.curved:
+            return None
+        value = self.header.metadata.get(f"xielu.{key}")
+        each = value.tolist() if isinstance(value, np.ndarray) else value
+        found = each[int(place.split(".")[2])] if isinstance(each, list) and len(each) == self.layers else each
+        if not isinstance(found, float) or not math.isfinite(found):
+            raise CheckpointError(f"xielu.{key} in {self.path} is no number for each layer; convert the model again.")
+        return found
 
     def kind(self, name: str) -> str:
         """How it is stored, in a word."""

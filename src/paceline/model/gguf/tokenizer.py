@@ -26,9 +26,9 @@ BYTE_TOKEN = re.compile("<0x[0-9A-F]{2}>")
 TOOL_END = "<|tool_response>"
 """What ends a call in Gemma 4, where converters have it as a user's token."""
 READ_TOKEN_KEYS = frozenset(("model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token",
-                             "add_eos_token", "add_space_prefix", "eos_token_ids"))  # fmt: skip
+                             "add_eos_token", "add_space_prefix", "eos_token_ids", "suppress_tokens"))  # fmt: skip
 SILENT_TOKEN_VALUES: dict[str, tuple[Any, ...]] = {
-    "add_sep_token": (False,), "remove_extra_whitespaces": (False,), "token_type_count": (1, 2), "suppress_tokens": (),
+    "add_sep_token": (False,), "remove_extra_whitespaces": (False,), "token_type_count": (1, 2),
 }  # fmt: skip
 """Values that say nothing of a text in keys of other kinds of tokenizers."""
 GGUF_SAMPLING_KEYS = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
@@ -276,4 +276,7 @@ def framed(words: Vocabulary, begins: bool) -> Any:
 def defaults_of(header: Header) -> dict[str, Any]:
     """What generation_config.json would say of sampling."""
     found = {name: header.metadata.get(f"general.sampling.{key}") for key, name in GGUF_SAMPLING_KEYS.items()}
-    return {name: value for name, value in found.items() if isinstance(value, int | float)}
+    numbers: dict[str, Any] = {name: value for name, value in found.items() if isinstance(value, int | float)}
+    if (never := header.metadata.get("tokenizer.ggml.suppress_tokens")) is not None:
+        numbers["suppress_tokens"] = never.tolist() if isinstance(never, np.ndarray) else never
+    return numbers
