@@ -12,8 +12,9 @@ from paceline.core.operations import Park, Resume
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.sample import grammar as module
+from paceline.sample import mask_turns
 from paceline.sample.grammar import Parse, Place
-from paceline.sample.mask_turns import MASK_STEP_S
+from paceline.sample.mask_turns import EXTRA_STEP_S
 from paceline.simulate.log import Event, Step
 from paceline.simulate.record import record
 from paceline.simulate.replay import replay
@@ -35,7 +36,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Place]]:
     compute: Callable[..., Any] = Parse._compute
 
     def tell() -> float:
-        now[0] += 2 * rng.random() * MASK_STEP_S / 3
+        now[0] += 2 * rng.random() * EXTRA_STEP_S / 3
         return now[0]
 
     def noted(self: Parse, place: Place, until: float) -> Any:
@@ -43,6 +44,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Place]]:
             computed.append(place)
         return compute(self, place, until)
 
+    monkeypatch.setattr(mask_turns, "ALONE", 1)
     monkeypatch.setattr(module, "thread_time", tell)
     monkeypatch.setattr(Parse, "_compute", noted)
     yield computed
@@ -88,7 +90,7 @@ def test_clients_that_owe_little_come_first() -> None:
     sampler = admitted(*mine, theirs)
     for r in (*mine, theirs):
         parse = sampler._place(r).parse
-        parse.work = lambda place, seconds, client=parse.client: sampler.turns.charge(client, MASK_STEP_S) or True  # type: ignore[method-assign, func-returns-value]
+        parse.work = lambda place, seconds, client=parse.client: sampler.turns.charge(client, EXTRA_STEP_S) or True  # type: ignore[method-assign, func-returns-value]
     first = sampler.held([*mine, theirs])
     assert len(first) == 4 and 9 in first, "all is spent by the first mask"
     assert set(sampler.held([*mine, theirs])) == {0, 1, 2, 3}

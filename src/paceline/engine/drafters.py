@@ -24,6 +24,7 @@ from paceline.engine.adapters import ADAPTER_KEY
 from paceline.engine.ahead import Windows, plant, with_rows
 from paceline.engine.compute import Computed
 from paceline.engine.config import EngineConfig
+from paceline.engine.draft_turns import DraftTurns
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.hidden import HiddenStates
 from paceline.engine.own_drafts import OwnHead
@@ -81,7 +82,7 @@ class DrafterPool:
         self.slots: dict[str, dict[int, Any]] = {}
         self.heads: Mapping[str, OwnHead] = {}
         """By the digests of adapters: heads that draft for them alone."""
-        self.windows = Windows()
+        self.windows, self.turns = Windows(), DraftTurns(config.drafter)
         self.errors: list[Exception] = []
         """The latest; how many there were is in `Totals`."""
         self.failed: dict[str, int] = {}
@@ -196,7 +197,7 @@ class DrafterPool:
         self.seconds = {}
         items, asks = plan.items, self._asks(plan.items, txns)
         run, runner, proposer = self._proposer(plan, asks)
-        if not run:  # one pass, and no more rows than are reserved for a run's chains, or than masks leave time for
+        if not run:  # one pass, and no more rows than are reserved for a run's chains, or than there is time for
             items = [
                 self._within(item, item.nodes if plan.passes == 1 else item.reserved(plan.passes)) for item in items
             ]
@@ -225,9 +226,9 @@ class DrafterPool:
         return drafts
 
     def _within(self, item: Item, most: int) -> Item:
-        """The item with at most so many nodes; without a draft where its masks would take too long."""
+        """The item with at most so many nodes; without a draft where that, or its masks, would take too long."""
         nodes = min(item.nodes, most)
-        if not nodes or not self.host.sampler.affords(item.request, 1 + nodes):
+        if not (nodes and self.turns.affords(item) and self.host.sampler.affords(item.request, 1 + nodes)):
             return item._replace(nodes=0, further=0)
         return item._replace(nodes=nodes)
 

@@ -248,6 +248,7 @@ class Engine:
 
     def _times(self, begun: float, computed: Computed) -> Times:
         drafting = self.drafters.seconds
+        self.drafters.turns.end(drafting, computed.target)
         self.timer.draft += sum(drafting.values())
         for name, count in self.drafters.failed.items():
             self.desk.totals.failed(name, count)

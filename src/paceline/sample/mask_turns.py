@@ -10,18 +10,41 @@ from contextlib import contextmanager
 from paceline.core.request import Request
 from paceline.sample.grammar import Place
 
-MASK_STEP_S = 0.05
-"""Processor seconds of a step that the masks of all clients may take."""
+EXTRA_STEP_S = 0.02
+"""Seconds of a step of several clients that all their masks may take, or all drafts that they ask for by name."""
+ALONE = 10
+"""How many times as long they may take while one client is there."""
+
+
+class ClientDebts:
+    """Seconds that each client took beyond its share of each step."""
+
+    def __init__(self) -> None:
+        self.owed: dict[str, float] = {}
+        self.share = 0.0
+
+    def begin(self, share: float) -> None:
+        """A step begins, of which each client may take so many seconds."""
+        self.share = share
+        self.owed = {name: left for name, owed in self.owed.items() if (left := owed - share) > 0}
+
+    def left(self, client: str) -> float:
+        """What is left of its share."""
+        return self.share - self.owed.get(client, 0.0)
+
+    def charge(self, client: str, seconds: float) -> None:
+        self.owed[client] = self.owed.get(client, 0.0) + seconds
 
 
 class MaskTurns:
     """What each client's masks have taken of the engine's thread. One thread owns it."""
 
     def __init__(self) -> None:
-        self.owed: dict[str, float] = {}
-        """{client: seconds beyond its share of each step}"""
+        self.debts = ClientDebts()
+        self.most = EXTRA_STEP_S
+        """Seconds that all masks of this step may take."""
         self.spent = self.expected = 0.0
-        """Seconds of all clients in this step, and those that its drafts are expected to take."""
+        """Those that they have taken, and those that its drafts are expected to take."""
         self._guessing = False
 
     @contextmanager
@@ -35,24 +58,22 @@ class MaskTurns:
 
     def charge(self, client: str, seconds: float) -> None:
         if client:
-            self.owed[client] = self.owed.get(client, 0.0) + seconds
+            self.debts.charge(client, seconds)
             self.spent += seconds
 
-    def held(self, wanted: Sequence[tuple[Request, Place]], others: bool) -> list[int]:
+    def held(self, wanted: Sequence[tuple[Request, Place]], alone: bool) -> list[int]:
         """Compute masks, and name the requests that must wait for theirs: the client that owes least comes first, and
-        of its requests the one with the shortest output. `others`: more requests run; where none does, debts are let
-        go as far as somebody can go on."""
+        of its requests the one with the shortest output. `alone`: all that run are of one client."""
         queues: dict[str, deque[tuple[Request, Place]]] = {}
         for request, place in sorted(wanted, key=lambda it: len(it[0].output)):
             queues.setdefault(request.params.client, deque()).append((request, place))
-        share, self.spent, self.expected = MASK_STEP_S / max(1, len(queues)), 0.0, 0.0
-        back = share if others else max(share, min((self.owed.get(name, 0.0) for name in queues), default=share))
-        self.owed = {name: left for name, owed in self.owed.items() if (left := owed - back) > 0}
+        self.most, self.spent, self.expected = EXTRA_STEP_S * (ALONE if alone else 1), 0.0, 0.0
+        self.debts.begin(self.most / max(1, len(queues)))
         held = list[int]()
         while queues:
-            client = min(queues, key=lambda name: self.owed.get(name, 0.0))
+            client = max(queues, key=self.debts.left)
             request, place = queues[client].popleft()
-            left = min(share - self.owed.get(client, 0.0), MASK_STEP_S - self.spent)
+            left = min(self.debts.left(client), self.most - self.spent)
             if not place.parse.known(place) and (left <= 0 or not place.parse.work(place, left)):
                 held.append(request.id)
             if not queues[client]:
@@ -62,11 +83,11 @@ class MaskTurns:
     def affords(self, place: Place, nodes: int) -> bool:
         """Are the masks of so many candidates likely to fit into this step? They are counted then."""
         seconds = place.parse.took * nodes
-        fits = self.spent + self.expected + seconds <= MASK_STEP_S
+        fits = self.spent + self.expected + seconds <= self.most
         self.expected += seconds if fits else 0.0
         return fits
 
     def knows(self, place: Place) -> bool:
         """Is this mask there, or may it be computed now?"""
-        free = not (self._guessing and place.parse.client) or self.spent < MASK_STEP_S
+        free = not (self._guessing and place.parse.client) or self.spent < self.most
         return free or place.parse.known(place)

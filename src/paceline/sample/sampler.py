@@ -161,7 +161,8 @@ class Sampler:
         """Which of these must sit out of the next step, because their masks take too long; those of others are
         computed."""
         wanted = [r for r in requests if r.params.grammar and r.params.client and r.closing is None and not r.layer]
-        return self.turns.held([(r, self._place(r)) for r in wanted], len(wanted) < len(requests))
+        alone = len({r.params.client for r in requests}) < 2
+        return self.turns.held([(r, self._place(r)) for r in wanted], alone)
 
     def affords(self, request: Request, nodes: int) -> bool:
         """May so many candidates be drafted, as far as their masks go?"""
