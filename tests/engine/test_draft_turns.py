@@ -36,7 +36,7 @@ def test_dear_drafts_take_their_share(each: float, fixed: float) -> None:
     assert max(made[1:]) * each <= max(each, 2 * EXTRA_STEP_S)
 
 
-def test_share_is_the_targets_pass_where_that_takes_longer() -> None:
+def test_share_is_half_of_the_targets_pass_where_that_takes_longer() -> None:
     turns, other = DraftTurns("none"), items("b", 1, "none")
     made = [step(turns, [*items("a", 8), *other], 0.02, target=0.5) for _ in range(10)]
     assert made[3:] == [8] * 7

@@ -28,7 +28,7 @@ class DraftTurns:
         self._named = Counter((it.drafter, client_of(it.request)) for it in items if self._counts(it))
         self._drafted.clear()
         self._expected.clear()
-        most = max(EXTRA_STEP_S, self.target) * (ALONE if len(clients) < 2 else 1)
+        most = max(EXTRA_STEP_S * (ALONE if len(clients) < 2 else 1), self.target / 2)
         self.debts.begin(most / max(1, len({client for _, client in self._named})))
 
     def affords(self, item: Item) -> bool:
