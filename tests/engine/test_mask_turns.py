@@ -44,7 +44,7 @@ def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Place]]:
             computed.append(place)
         return compute(self, place, until)
 
-    monkeypatch.setattr(mask_turns, "ALONE", 1)
+    monkeypatch.setattr(mask_turns, "ALONE_TIMES", 1)
     monkeypatch.setattr(module, "thread_time", tell)
     monkeypatch.setattr(Parse, "_compute", noted)
     yield computed

@@ -1,12 +1,12 @@
 """Drafts that clients ask for by a drafter's name, within what they may take of a step of several clients: some
-drafters run many passes for a draft. `auto` knows what drafters cost, and whoever starts the engine chooses its own:
+drafters run many passes for a draft. `auto` knows what drafters cost, and the engine's own is chosen by who starts it:
 those are not held up."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from paceline.core.plan import Item
-from paceline.sample.mask_turns import ALONE, EXTRA_STEP_S, ClientDebts
+from paceline.sample.mask_turns import ALONE_TIMES, EXTRA_STEP_S, ClientDebts
 from paceline.schedule.places import client_of, clients_of
 
 
@@ -28,7 +28,7 @@ class DraftTurns:
         self._named = Counter((it.drafter, client_of(it.request)) for it in items if self._counts(it))
         self._drafted.clear()
         self._expected.clear()
-        most = max(EXTRA_STEP_S * (ALONE if len(clients) < 2 else 1), self.target / 2)
+        most = max(EXTRA_STEP_S * (ALONE_TIMES if len(clients) < 2 else 1), self.target / 2)
         self.debts.begin(most / max(1, len({client for _, client in self._named})))
 
     def affords(self, item: Item) -> bool:

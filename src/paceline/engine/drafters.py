@@ -226,7 +226,7 @@ class DrafterPool:
         return drafts
 
     def _within(self, item: Item, most: int) -> Item:
-        """The item with at most so many nodes; without a draft where that, or its masks, would take too long."""
+        """The item with at most `most` nodes; without a draft where that, or its masks, would take too long."""
         nodes = min(item.nodes, most)
         if not (nodes and self.turns.affords(item) and self.host.sampler.affords(item.request, 1 + nodes)):
             return item._replace(nodes=0, further=0)

@@ -74,7 +74,7 @@ class Parse:
         self._compile, self._size, self._eos, self._forget = compile, size, list(eos), forget
         self.client = ""
         self.charge: Callable[[str, float], None] = lambda client, seconds: None
-        """Told what the client's masks took of the thread's processor, in seconds."""
+        """Receiver of what the client's masks took of the thread's processor, in seconds."""
         self.took = 0.0
         """Seconds of the latest mask, and of the way to its place."""
         self.keys = count()
@@ -98,7 +98,7 @@ class Parse:
         return place.key in self._masks
 
     def work(self, place: Place, seconds: float = inf) -> bool:
-        """Compute the mask there, for about so many seconds of the processor; False where more are needed. A call makes
+        """Compute the mask there, for about `seconds` of the processor; False where more are needed. A call makes
         a little progress at least."""
         if place.key in self._masks:
             return True

@@ -12,7 +12,7 @@ from paceline.sample.grammar import Place
 
 EXTRA_STEP_S = 0.02
 """Seconds of a step of several clients that all their masks may take, or all drafts that they ask for by name."""
-ALONE = 10
+ALONE_TIMES = 10
 """How many times as long they may take while one client is there."""
 
 
@@ -24,7 +24,7 @@ class ClientDebts:
         self.share = 0.0
 
     def begin(self, share: float) -> None:
-        """A step begins, of which each client may take so many seconds."""
+        """Begin a step, of which each client may take `share` seconds."""
         self.share = share
         self.owed = {name: left for name, owed in self.owed.items() if (left := owed - share) > 0}
 
@@ -44,7 +44,7 @@ class MaskTurns:
         self.most = EXTRA_STEP_S
         """Seconds that all masks of this step may take."""
         self.spent = self.expected = 0.0
-        """Those that they have taken, and those that its drafts are expected to take."""
+        """Seconds that they have taken, and that those of drafts are expected to take."""
         self._guessing = False
 
     @contextmanager
@@ -67,7 +67,7 @@ class MaskTurns:
         queues: dict[str, deque[tuple[Request, Place]]] = {}
         for request, place in sorted(wanted, key=lambda it: len(it[0].output)):
             queues.setdefault(request.params.client, deque()).append((request, place))
-        self.most, self.spent, self.expected = EXTRA_STEP_S * (ALONE if alone else 1), 0.0, 0.0
+        self.most, self.spent, self.expected = EXTRA_STEP_S * (ALONE_TIMES if alone else 1), 0.0, 0.0
         self.debts.begin(self.most / max(1, len(queues)))
         held = list[int]()
         while queues:
@@ -81,7 +81,7 @@ class MaskTurns:
         return held
 
     def affords(self, place: Place, nodes: int) -> bool:
-        """Are the masks of so many candidates likely to fit into this step? They are counted then."""
+        """Are the masks of `nodes` candidates likely to fit into this step? They are counted then."""
         seconds = place.parse.took * nodes
         fits = self.spent + self.expected + seconds <= self.most
         self.expected += seconds if fits else 0.0

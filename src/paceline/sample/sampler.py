@@ -165,7 +165,7 @@ class Sampler:
         return self.turns.held([(r, self._place(r)) for r in wanted], alone)
 
     def affords(self, request: Request, nodes: int) -> bool:
-        """May so many candidates be drafted, as far as their masks go?"""
+        """May `nodes` candidates be drafted, as far as their masks go?"""
         limited = request.params.grammar and request.params.client
         return not limited or self.turns.affords(self._place(request), nodes)
 
