@@ -82,8 +82,6 @@ def bind(host: str, port: int) -> socket.socket:
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         sock.bind((host, port))
-        if hasattr(socket, "TCP_DEFER_ACCEPT"):  # who connects and says nothing takes no place among those who wait
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_DEFER_ACCEPT, 1)
         sock.listen(BACKLOG)
     except (OSError, OverflowError) as error:
         sock.close()
