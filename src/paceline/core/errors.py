@@ -1,5 +1,7 @@
 """Errors that a user can act on: what was wrong, what was expected, what to do."""
 
+from errno import ENOMEM
+
 MAX_MESSAGE_CHARS = 2000
 """Longest message: what a file or a client wrote may be in it, and goes to logs and to other clients' answers."""
 
@@ -44,3 +46,19 @@ class LostError(PacelineError):
 
 class IntegrityError(AssertionError):
     """The cache's book-keeping contradicts itself. Always a defect of the engine, never of its input."""
+
+
+def memory_ended(error: BaseException) -> bool:
+    """Says this error that memory ended: the machine's, or what this process may use of it? Libraries put it in
+    different ways."""
+    if isinstance(error, PacelineError):
+        return False
+    return isinstance(error, MemoryError) or getattr(error, "errno", None) == ENOMEM or "allocate memory" in str(error)
+
+
+def no_room_for(what: object) -> CapacityError:
+    """Error for a file that memory has no room for."""
+    return CapacityError(
+        f"{what} does not fit into the memory that is free, or that this process may use (ulimit -v); free some, or "
+        "use a smaller model."
+    )

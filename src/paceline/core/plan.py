@@ -132,6 +132,8 @@ class Plan:
     drafter, if there is any, can draft in a run."""
     why: tuple[str, ...] = ()
     """Reasons of the choice in words."""
+    held: tuple[int, ...] = ()
+    """Requests that sit out because their grammars' masks are not there yet."""
 
     @property
     def taps(self) -> tuple[str, ...]:

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, memory_ended, no_room_for
 from paceline.draft.companion import CONFIG, WEIGHTS
 from paceline.model.checkpoint import open_tensors
 from paceline.model.opened import once
@@ -105,6 +105,8 @@ def read(file: Path) -> dict[str, Tensor]:
     try:
         found = load_file(file) if file.suffix == ".safetensors" else torch.load(file, "cpu", weights_only=True)
     except Exception as error:  # a damaged file raises what it likes
+        if memory_ended(error):
+            raise no_room_for(file) from error
         raise CheckpointError(f"{file} cannot be read ({error}); restore it from its source.") from None
     return {str(name): part for name, part in found.items() if isinstance(part, Tensor)}
 

@@ -89,6 +89,8 @@ class Swift(TreeDrafter):
         self.width_of_choice = max(0, 2 * (inputs(self.model.places) - 2))
         self.count = min(self.width_of_choice, max(1, int(self.width_of_choice * self.ratio)))
         self.tasks: OrderedDict[tuple[str, object], Search] = OrderedDict()
+        self._due: dict[int, None] = {}
+        """Requests whose texts a set is to be scored on, the longest due first."""
 
     def search(self, request: Request) -> Search:
         """That of the request's task; a new one begins with the set that its tenant used last, unscored."""
@@ -139,16 +141,22 @@ class Swift(TreeDrafter):
         return []
 
     def learn(self, view: View) -> None:
-        """Score a set on the text as it was before this round, now and then."""
-        for ask in view.asks:
-            view.slots.pop(ask.request.id, None)
-            search = self.search(ask.request)
-            every = SCORE_TOKENS * RESCORE_EVERY if search.over else SCORE_TOKENS
+        """Score a set on the text as it was before this round, now and then: one text a step, for that is a pass."""
+        asks = {ask.request.id: ask for ask in view.asks}
+        for number, ask in asks.items():
+            view.slots.pop(number, None)
+            every = SCORE_TOKENS * (RESCORE_EVERY if self.search(ask.request).over else 1)
             if self.count and len(ask.request.output) % every == 0:
-                again = search.tried % RESCORE_EVERY == RESCORE_EVERY - 1 and search.seen[-1][0] != search.best
-                choice = search.best if again or search.over else search.suggest()
-                if (score := self.matchness(ask, choice)) is not None:
-                    search.register(choice, score)
+                self._due[number] = None
+        self._due = {number: None for number in self._due if number in asks}
+        for number in list(self._due):
+            del self._due[number]
+            search = self.search(asks[number].request)
+            again = search.tried % RESCORE_EVERY == RESCORE_EVERY - 1 and search.seen[-1][0] != search.best
+            choice = search.best if again or search.over else search.suggest()
+            if (score := self.matchness(asks[number], choice)) is not None:
+                search.register(choice, score)
+                break
 
     def matchness(self, ask: Ask, choice: Choice) -> float | None:
         """Share of the latest output tokens that the model without these sub-layers would have drawn, given the text

@@ -1,7 +1,7 @@
 """The deciding half of the engine: which requests wait, which run, and which rows each gets. No tensors, no clock (D8):
 the engine and the simulator own one each, and equal inputs make equal decisions."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -153,13 +153,15 @@ class Desk:
         like = next((r for r in self.running if r.group == request.group), None)
         return self.table.groups(request) if like is None else lease_of(like).groups
 
-    def plan(self, now: float) -> Plan:
-        """Plan the next step. A request that is pre-empted in it has given up its lease and waits again."""
+    def plan(self, now: float, held: Collection[int] = ()) -> Plan:
+        """Plan the next step, in which the requests `held` have no rows. A request that is pre-empted in it has given
+        up its lease and waits again."""
         order = self.schedule.order(self.running, now)
         yielded = self._give_way(order)
         self._stop(yielded)
         order = [r for r in order if r not in yielded]
-        turn, order = self.shares.turned(self.schedule.turn(order, now), order), self.shares.order(order)
+        free = [r for r in order if r.id not in held]
+        turn, order = self.shares.turned(self.schedule.turn(free, now), order), self.shares.order(order)
         plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
         while plan.preempt and self._give_up():
             plan = self.planner.plan(turn, self._room(), self.schedule.rows(turn, now), order)
@@ -167,7 +169,7 @@ class Desk:
         plan.validate(self.planner.row_budget)
         self.shares.gave(plan.items)
         self._stop(plan.preempt)
-        return replace(plan, preempt=[*yielded, *plan.preempt]) if yielded else plan
+        return replace(plan, preempt=[*yielded, *plan.preempt], held=(*held,)) if yielded or held else plan
 
     def _stop(self, preempted: Iterable[Request]) -> None:
         """They give up their leases, and wait again."""

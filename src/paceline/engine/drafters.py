@@ -24,6 +24,7 @@ from paceline.engine.adapters import ADAPTER_KEY
 from paceline.engine.ahead import Windows, plant, with_rows
 from paceline.engine.compute import Computed
 from paceline.engine.config import EngineConfig
+from paceline.engine.draft_turns import DraftTurns
 from paceline.engine.drafter_table import DrafterTable
 from paceline.engine.hidden import HiddenStates
 from paceline.engine.own_drafts import OwnHead
@@ -81,7 +82,7 @@ class DrafterPool:
         self.slots: dict[str, dict[int, Any]] = {}
         self.heads: Mapping[str, OwnHead] = {}
         """By the digests of adapters: heads that draft for them alone."""
-        self.windows = Windows()
+        self.windows, self.turns = Windows(), DraftTurns(config.drafter)
         self.errors: list[Exception] = []
         """The latest; how many there were is in `Totals`."""
         self.failed: dict[str, int] = {}
@@ -196,8 +197,10 @@ class DrafterPool:
         self.seconds = {}
         items, asks = plan.items, self._asks(plan.items, txns)
         run, runner, proposer = self._proposer(plan, asks)
-        if plan.passes > 1 and not run:  # one pass, and no more rows than are reserved for the run's chains
-            items = [item._replace(nodes=min(item.nodes, item.reserved(plan.passes))) for item in items]
+        if not run:  # one pass, and no more rows than are reserved for a run's chains, or than there is time for
+            items = [
+                self._within(item, item.nodes if plan.passes == 1 else item.reserved(plan.passes)) for item in items
+            ]
             asks = self._asks(items, txns)
         parts, forests = dict[str, Forest](), dict[str, Forest]()
         for name, each in list(asks.items()):
@@ -206,9 +209,10 @@ class DrafterPool:
                 continue
             started = self.clock()
             try:
-                forests[name] = forest = self._drafted_by(name, mine)
-                forest.check({ask.place for ask in mine}, self.host.vocab_size, self.host.lent)
-                parts[name] = prune(forest, plan.items, self.host.sampler)
+                with self.host.sampler.turns.guessing():
+                    forests[name] = forest = self._drafted_by(name, mine)
+                    forest.check({ask.place for ask in mine}, self.host.vocab_size, self.host.lent)
+                    parts[name] = prune(forest, plan.items, self.host.sampler)
             except Exception as error:
                 del asks[name]  # a drafter that failed has nothing to learn
                 self._disown(name, each, error)
@@ -220,6 +224,13 @@ class DrafterPool:
         drafts = Drafts(asks, forest, [*parts], run, proposer, runner, entries, forests)
         drafts.exit = max((self.cards[kind(name)].exit for name in self._ahead(drafts)), default=0.0)
         return drafts
+
+    def _within(self, item: Item, most: int) -> Item:
+        """The item with at most `most` nodes; without a draft where that, or its masks, would take too long."""
+        nodes = min(item.nodes, most)
+        if not (nodes and self.turns.affords(item) and self.host.sampler.affords(item.request, 1 + nodes)):
+            return item._replace(nodes=0, further=0)
+        return item._replace(nodes=nodes)
 
     def _drafted_by(self, name: str, asks: Sequence[Ask]) -> Forest:
         """A drafter's forest: what it had prepared, and of the other requests what it drafts now."""
@@ -244,7 +255,8 @@ class DrafterPool:
             view.laid = with_rows(drafts.forest, drafts.names.index(name))
             before = len(forest)
             try:
-                cast(Overlapping, self.drafter(name)).ahead(mine, view)
+                with self.host.sampler.turns.guessing():
+                    cast(Overlapping, self.drafter(name)).ahead(mine, view)
                 forest.check({ask.place for ask in drafts.asks[name]}, self.host.vocab_size, self.host.lent)
                 drafts.grown[name] = before
             except Exception as error:

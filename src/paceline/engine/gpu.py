@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 
 from paceline.attend.device import simulated
-from paceline.core.errors import CapacityError, InputError, RefusalError
+from paceline.core.errors import CapacityError, InputError, RefusalError, memory_ended
 
 log = logging.getLogger("paceline")
 RESERVE = 0.05
@@ -80,8 +80,13 @@ def room_for_blocks(device: str, weights: int, scratch: int) -> int:
 
 @contextmanager
 def named_memory(where: str, advice: str) -> Iterator[None]:
-    """CapacityError in words where a GPU's memory ends."""
+    """CapacityError in words where a GPU's memory ends, or this machine's."""
     try:
         yield
     except torch.OutOfMemoryError as error:
         raise CapacityError(f"The GPU ran out of memory {where} ({first_line(error)}); {advice}.") from None
+    except Exception as error:
+        if not memory_ended(error):
+            raise
+        words = first_line(error) or type(error).__name__
+        raise CapacityError(f"This process ran out of memory {where} ({words}); {advice}.") from error

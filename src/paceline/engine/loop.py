@@ -173,13 +173,13 @@ class Engine:
         if self.operations.transfers.table.open:
             self.operations.expire(now)
         admitted = self.desk.admit(now)
-        plan = self.desk.plan(now)
+        plan = self.desk.plan(now, self.judge.sampler.held(self.desk.running))
         self.recorder.planned(now, admitted, plan)
         for request in plan.preempt:
             self.drafters.forget(request)
         if plan.items:
             changed = self._run(plan, started)
-        elif not plan.preempt and self.busy:
+        elif not (plan.preempt or plan.held) and self.busy:
             raise IntegrityError("No request can run and none was pre-empted.")
         if self.config.check:
             self.cache.check_integrity()
@@ -248,6 +248,7 @@ class Engine:
 
     def _times(self, begun: float, computed: Computed) -> Times:
         drafting = self.drafters.seconds
+        self.drafters.turns.end(drafting, computed.target)
         self.timer.draft += sum(drafting.values())
         for name, count in self.drafters.failed.items():
             self.desk.totals.failed(name, count)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, memory_ended, no_room_for
 from paceline.model import checks, gguf, pages
 from paceline.model.blockzoo import MANIFEST, SMALL_TENSORS, located, member_at, tensor_digest
 from paceline.model.catalogue import CATALOGUE
@@ -275,7 +275,11 @@ class Tensors:
             return safe_open(file, framework="pt")
         except FileNotFoundError:
             raise CheckpointError(f"{file} is listed in {SHARD_INDEX} but missing; download it again.") from None
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, MemoryError, RuntimeError) as error:
+            if memory_ended(error):
+                raise no_room_for(file) from error
+            if isinstance(error, RuntimeError):
+                raise
             raise CheckpointError(f"{file} is truncated or damaged ({error}); download it again.") from None
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype | None = None) -> Tensor:

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, memory_ended, no_room_for
 
 HEADER_BYTES, PART_BYTES = 1 << 20, 1 << 10
 """Bytes of a file that are no numbers: in all, and for each factor."""
@@ -57,6 +57,8 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
     except CheckpointError:
         raise
     except Exception as error:  # each library has errors of its own for a file that is cut or is none
+        if memory_ended(error):
+            raise no_room_for(f"The adapter {path}") from error
         raise CheckpointError(f"The adapter {path} cannot be read ({error}); its file is damaged.") from None
     raise CheckpointError(f"{path} has neither adapter_model.safetensors nor adapter_model.bin.")
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from functools import partial
 from itertools import count
+from math import inf
 from mmap import PAGESIZE
 from pathlib import Path
 from threading import Lock
+from time import thread_time
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -29,6 +31,8 @@ from paceline.core.request import Request
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
+
+    from paceline.sample.mask_turns import MaskTurns
 
 MASKS = 128
 """Masks that a request keeps: those of a step, asked for by its drafter and by its verification."""
@@ -68,13 +72,18 @@ class Parse:
         """`compile`: a parser at the beginning, which is only copied; with True a new one. `size`: of the
         vocabulary. `forget`: called when the parser has given up."""
         self._compile, self._size, self._eos, self._forget = compile, size, list(eos), forget
+        self.client = ""
+        self.charge: Callable[[str, float], None] = lambda client, seconds: None
+        """Receiver of what the client's masks took of the thread's processor, in seconds."""
+        self.took = 0.0
+        """Seconds of the latest mask, and of the way to its place."""
         self.keys = count()
         """Names of its places. It never refers to a place itself: no circle, so it goes when its request does."""
         self._trail: list[int] = []
         """Where the parser stands: every place from the first token on."""
         self._masks: dict[int, Tensor] = {}
         self._compiled: CompiledGrammar | None = None
-        self._failed = 0
+        self._failed, self._renewed = 0, -1
         self.failure: str | None = None
         """Why the parser gave up at some place, in its own words."""
         self._restart()
@@ -82,28 +91,44 @@ class Parse:
     def mask(self, place: Place) -> Tensor:
         """Which tokens may follow, bool [V] on the CPU: none once the parser has given up, nothing but the end of
         sequence after the end and after what cannot be."""
-        if place.key not in self._masks:
-            while len(self._masks) >= MASKS:
-                del self._masks[next(iter(self._masks))]
-            self._masks[place.key] = self._compute(place)
+        self.work(place)
         return self._masks[place.key]
 
-    def _compute(self, place: Place) -> Tensor:
+    def known(self, place: Place) -> bool:
+        return place.key in self._masks
+
+    def work(self, place: Place, seconds: float = inf) -> bool:
+        """Compute the mask there, for about `seconds` of the processor; False where more are needed. A call makes
+        a little progress at least."""
+        if place.key in self._masks:
+            return True
+        while len(self._masks) >= MASKS:
+            del self._masks[next(iter(self._masks))]
+        began = thread_time()
+        mask = self._compute(place, began + seconds)
+        self.took = thread_time() - began
+        self.charge(self.client, self.took)
+        if mask is not None:
+            self._masks[place.key] = mask
+        return mask is not None
+
+    def _compute(self, place: Place, until: float) -> Tensor | None:
         """The mask, by a new parser if this one gives up: copies share their lexer and what is left of its limits, and
-        what other paths used up must not count."""
-        error = ""
-        for fresh in (False, True):
-            if fresh and self._failed >= PARSER_RESTARTS:
-                break
-            if fresh:
-                self._restart(fresh)
-            refused = self._go(place)
+        what other paths used up must not count. None where the time is up on the way."""
+        while True:
+            there, refused = self._go(place, until)
+            if not there:
+                return None
             if refused is not None:
                 self._doubt(refused)
             bits = b"" if refused else self._parser.compute_bitmask()
             if not self._parser.is_error():
                 return self._unpack(bits, ends=self._parser.is_accepting() if refused is None else True)
             error = self._parser.get_error()
+            if self._renewed == place.key or self._failed >= PARSER_RESTARTS:
+                break
+            self._renewed = place.key
+            self._restart(fresh=True)
         self.failure = brief(error)
         self._failed += 1
         self._forget()
@@ -115,9 +140,9 @@ class Parse:
             self._compiled = self._compile(fresh)  # held, so that the next sample finds it
         self._parser, self._trail = self._compiled.parser.deep_copy(), []
 
-    def _go(self, place: Place) -> Place | None:
+    def _go(self, place: Place, until: float) -> tuple[bool, Place | None]:
         """Move the parser there, or to where the path leaves the grammar or goes on after its end: the first place
-        refused."""
+        refused. False where the time is up before."""
         ahead: list[Place] = []
         trail = self._trail
         while place.before is not None and not (place.depth <= len(trail) and trail[place.depth - 1] == place.key):
@@ -128,9 +153,11 @@ class Parse:
             del trail[place.depth :]
         for step in reversed(ahead):
             if step.token in self._eos or not self._parser.try_consume_tokens([step.token]):
-                return step
+                return True, step
             trail.append(step.key)
-        return None
+            if thread_time() >= until:
+                return False, None
+        return True, None
 
     def _doubt(self, refused: Place) -> None:
         """The parser stands before `refused`, a token that it just did not take. It does so without a word, too, when
@@ -261,8 +288,8 @@ class Grammars:
 class Structure:
     """Everything is removed that the request's grammar does not allow next."""
 
-    def __init__(self, grammars: Grammars) -> None:
-        self.grammars = grammars
+    def __init__(self, grammars: Grammars, turns: "MaskTurns | None" = None) -> None:
+        self.grammars, self.turns = grammars, turns
 
     def start(self, request: Request) -> Place | None:
         grammar = request.params.grammar
@@ -273,14 +300,18 @@ class Structure:
         tenant = request.extra_key
         compile = partial(self.grammars.compile, grammar, tenant=tenant, client=request.params.client)
         forget = partial(self.grammars.forget, grammar, tenant)
-        return Place(Parse(compile, self.grammars.size, sorted(request.eos), forget))
+        parse = Parse(compile, self.grammars.size, sorted(request.eos), forget)
+        if self.turns is not None:
+            parse.client, parse.charge = request.params.client, self.turns.charge
+        return Place(parse)
 
     def advance(self, state: Place, token: int) -> Place:
         return Place(state.parse, state, token)
 
     def apply(self, states: Sequence[Place | None], logits: Tensor) -> Tensor:
+        """A draft may be drawn without a mask that takes too long: what it guesses wrong is never kept."""
         for row, state in zip(logits, states):
-            if state is not None:
+            if state is not None and (self.turns is None or self.turns.knows(state)):
                 row.masked_fill_(~state.parse.mask(state).to(row.device), float("-inf"))
         return logits
 

@@ -19,8 +19,9 @@ from paceline.core.errors import InputError
 from paceline.core.request import Request
 from paceline.sample.chunks import chunks
 from paceline.sample.filters import Warp, boundary, law
-from paceline.sample.grammar import Grammars, Structure
+from paceline.sample.grammar import Grammars, Place, Structure
 from paceline.sample.history import Custom, Penalties
+from paceline.sample.mask_turns import MaskTurns
 from paceline.sample.noise import keys_tensor
 from paceline.sample.processors import AllowedTokens, BadWords, Encode, LogitBias, MinTokens, Processor
 from paceline.sample.race import perturbed, race, winners
@@ -51,8 +52,10 @@ class Sampler:
         self.grammars = grammars or Grammars(None, vocab_size)
         self._words = BadWords(encode)
         self._custom = Custom()
+        self.turns = MaskTurns()
         self._chain: tuple[Processor, ...] = (
-            Structure(self.grammars), AllowedTokens(), self._words, MinTokens(), LogitBias(), Penalties(), self._custom
+            Structure(self.grammars, self.turns), AllowedTokens(), self._words, MinTokens(), LogitBias(), Penalties(),
+            self._custom,
         )  # fmt: skip
         self._slots: dict[int, _Slot] = {}
         self._checked: object = None
@@ -144,11 +147,32 @@ class Sampler:
         return None if slot.live or (slot.warp.filters and not slot.warp.greedy) else slot.warp.temperature
 
     def possible(self, request: Request, path: Path, token: int) -> bool:
-        """Does the request's grammar, if it has one, allow `token` after the candidates `path`?"""
+        """Does the request's grammar, if it has one, allow `token` after the candidates `path`? No, too, where the
+        masks before and after it would take too long for a guess."""
         if request.params.grammar is None:
             return True
-        place = self._states(self._slots[request.id], path)[0]  # the first of the chain, and so of those in use
-        return bool(place.parse.mask(place)[token])
+        place = self._place(request, path)
+        if not self.turns.knows(place) or not bool(place.parse.mask(place)[token]):
+            return False
+        after = self._place(request, (*path, token))
+        return self.turns.knows(after) and after.parse.work(after)
+
+    def held(self, requests: Sequence[Request]) -> list[int]:
+        """Which of these must sit out of the next step, because their masks take too long; those of others are
+        computed."""
+        wanted = [r for r in requests if r.params.grammar and r.params.client and r.closing is None and not r.layer]
+        alone = len({r.params.client for r in requests}) < 2
+        return self.turns.held([(r, self._place(r)) for r in wanted], alone)
+
+    def affords(self, request: Request, nodes: int) -> bool:
+        """May `nodes` candidates be drafted, as far as their masks go?"""
+        limited = request.params.grammar and request.params.client
+        return not limited or self.turns.affords(self._place(request), nodes)
+
+    def _place(self, request: Request, path: Path = ()) -> Place:
+        """Place of its grammar: the first state of the chain, and so of those in use."""
+        place: Place = self._states(self._slots[request.id], path)[0]
+        return place
 
     def probs(self, rows: Sequence[RowRef], scores: Tensor) -> Tensor:
         """The distribution of each row, float64 [L, V]: one-hot for greedy rows, all 0 for empty ones."""

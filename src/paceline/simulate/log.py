@@ -263,6 +263,8 @@ class Decision:
     passes: int = 1
     why: tuple[str, ...] = ()
     """Reasons of the choice in words."""
+    held: tuple[int, ...] = ()
+    """Requests that waited for masks of their grammars: given to the decision, not made by it."""
 
     @classmethod
     def of(cls, admitted: Iterable[Request], plan: Plan) -> "Decision":
@@ -270,7 +272,7 @@ class Decision:
             Given(i.request.id, i.given, i.nodes, i.drafter, i.depth, i.min_chance, i.further, i.first, i.last)
             for i in plan.items
         ]
-        return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes, plan.why)
+        return cls([r.id for r in admitted], [r.id for r in plan.preempt], items, plan.passes, plan.why, plan.held)
 
 
 @dataclass(frozen=True, slots=True)

@@ -165,7 +165,7 @@ class LogRecorder(Recorder):
 
     def planned(self, now: float, admitted: Sequence[Request], plan: Plan) -> None:
         self._end()
-        if not (admitted or plan.items or plan.preempt):
+        if not (admitted or plan.items or plan.preempt or plan.held):
             return
         self._plan, self._step, self._advanced = plan, Step(now, Decision.of(admitted, plan)), []
         if not plan.items:

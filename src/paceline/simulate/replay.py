@@ -80,7 +80,7 @@ def _follow(twin: Twin, event: Event) -> str | None:
 
 
 def _step(twin: Twin, step: Step) -> str | None:
-    decision, plan = twin.decide(step.now)
+    decision, plan = twin.decide(step.now, step.decision.held)
     if decision != step.decision:
         return _compare(decision, step.decision)
     txns = twin.desk.begin(plan)

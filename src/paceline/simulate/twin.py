@@ -1,6 +1,6 @@
 """The deciding half of an engine, run by events in place of models: `Desk`, planner, policy and cache are its own."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET
@@ -78,10 +78,10 @@ class Twin:
         else:
             self.desk.reopen(r.number, r.groups, r.layout, r.extra_key)
 
-    def decide(self, now: float) -> tuple[Decision, Plan]:
-        """Plan the next step; a request that is pre-empted in it has lost its lease."""
+    def decide(self, now: float, held: Collection[int] = ()) -> tuple[Decision, Plan]:
+        """Plan the next step; a request that is pre-empted in it has lost its lease. `held`: as of `Desk.plan`."""
         admitted = self.desk.admit(now)
-        plan = self.desk.plan(now)
+        plan = self.desk.plan(now, held)
         return Decision.of(admitted, plan), plan
 
     def fail(self, drafter: str, requests: Sequence[int]) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, memory_ended, no_room_for
 
 GGUF_MAGIC, VERSIONS = b"GGUF", (2, 3)
 STRING, ARRAY, BOOL = GGUFValueType.STRING, GGUFValueType.ARRAY, GGUFValueType.BOOL
@@ -141,6 +141,8 @@ def read_header(path: Path) -> Header:
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return parse(Cursor(path, data))
     except OSError as error:
+        if memory_ended(error):
+            raise no_room_for(path) from error
         raise CheckpointError(f"{path} could not be read ({error.strerror}); check the path.") from None
 
 

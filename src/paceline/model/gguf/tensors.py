@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from paceline.core.errors import CheckpointError
+from paceline.core.errors import CheckpointError, memory_ended, no_room_for
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
 from paceline.model.gguf.config import arch_of
@@ -337,4 +337,7 @@ class GgufTensors:
 def mapped(path: Path) -> mmap.mmap:
     """Copy on write: nothing writes, but PyTorch asks for writable memory."""
     with path.open("rb") as file:
-        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        try:
+            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        except OSError as error:
+            raise (no_room_for(path) if memory_ended(error) else error) from None
