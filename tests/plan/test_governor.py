@@ -57,6 +57,34 @@ def test_no_more_than_the_credit_and_a_share_of_the_time_is_lost(seed: int) -> N
     assert governor.seconds <= plain * (1 + 1.1 * LOSS) + (CREDIT_STEPS + 4) * PLAIN
 
 
+def test_a_text_that_was_read_is_paid_for_by_its_answer() -> None:
+    """Reading takes four times the credit. It stops nobody whose drafts save as much."""
+    governor = Governor(measured())
+    rest(governor)
+    for _ in range(4):
+        governor.shared(30 * PLAIN, 4 * CREDIT_STEPS * PLAIN, 4 * CREDIT_STEPS * PLAIN)
+        for _ in range(32):
+            assert not governor.stops()
+            draft(governor, PLAIN, 2)
+    assert governor.saved == pytest.approx(4 * (32 - 4 * CREDIT_STEPS) * PLAIN)
+
+
+def test_texts_that_were_read_for_nothing_are_booked_in_full() -> None:
+    """Each answer of 64 tokens is drafted for without any use while the governor lets it, after its text was read."""
+    governor, reading, texts = Governor(measured()), 4 * CREDIT_STEPS * PLAIN, 400
+    rest(governor)
+    for _ in range(texts):
+        if not governor.stops():
+            governor.shared(reading, reading, reading)
+        for _ in range(64):
+            if governor.stops() or governor.due():
+                rest(governor)
+            else:
+                draft(governor, 1.5 * PLAIN, 1)
+    plain = 64 * texts * PLAIN
+    assert governor.seconds <= plain * (1 + 1.1 * LOSS) + (CREDIT_STEPS + 4) * PLAIN + 5 * reading
+
+
 def test_what_was_saved_long_ago_pays_for_little() -> None:
     governor = Governor(measured())
     rest(governor)
