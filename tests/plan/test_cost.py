@@ -223,6 +223,20 @@ def test_after_a_busy_start_a_quick_pass_tells_the_speed() -> None:
         assert times.of_target(work) == pytest.approx(true, rel=0.05)
 
 
+def test_after_a_busy_start_the_first_plain_step_tells_the_speed() -> None:
+    """Everything was measured too slow. What is not drafted meanwhile follows; without a doubt one step says less."""
+    plain, model = Work(1, 1, 0, 0, 1), Drafting("model", 1, 4, 4)
+    for times_slower, doubt in ((5.0, 5.0), (1.6, 2.0)):
+        times = slow_pair()
+        times.doubt, prices = doubt, (times.of_target(plain), times.of_draft(model))
+        times.observe(plain, [], Times(prices[0] / times_slower, {}, 1e-3))
+        got = times.of_target(plain), times.of_draft(model)
+        assert got == pytest.approx(tuple(price / times_slower for price in prices), rel=0.01)
+    times = slow_pair()
+    times.observe(plain, [], Times(prices[0] / 1.6, {}, 1e-3))
+    assert times.of_target(plain) > prices[0] / 1.2
+
+
 @pytest.mark.parametrize("seen", [0, 5])
 def test_a_pass_of_no_time_leaves_prices_above_zero(seen: int) -> None:
     """A clock may stand still."""

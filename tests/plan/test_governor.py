@@ -120,6 +120,17 @@ def test_a_wrong_price_of_a_plain_step_is_mended_by_plain_steps() -> None:
     assert governor.saved - before == pytest.approx(-PLAIN / 3, rel=0.1)
 
 
+def test_drafted_steps_are_booked_again_at_the_price_that_is_known_by_then() -> None:
+    """The start-up table says twice what a plain step takes, until another pass mends it before the first plain one."""
+    times = measured()
+    times.speed, times.plains, governor = 2 * times.speed, 0, Governor(times)
+    for _ in range(50):
+        draft(governor, PLAIN, 2)
+    times.speed /= 2
+    rest(governor)
+    assert governor.saved == pytest.approx(50 * PLAIN, rel=0.02)
+
+
 def test_the_table_tells_the_speed_between_plain_steps() -> None:
     governor = Governor(measured())
     rest(governor, 20, 1.1 * PLAIN)

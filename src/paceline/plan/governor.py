@@ -33,14 +33,17 @@ def fitting(patience: float, seconds: float) -> int:
 
 @dataclass(slots=True)
 class Unchecked:
-    """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more,
-    at the mean of both prices, when the next plain step says what the price is."""
+    """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more
+    when the next plain step says what the price is, at the mean of both. The first plain step of all is another matter:
+    until then the price was that of start-up, and may have been mended since."""
 
     lost: float
     """The account before them."""
     seconds: float = 0.0
     worth: float = 0.0
     """Seconds of plain decoding for their tokens, at the price that was known."""
+    steps: float = 0.0
+    """The same in plain steps of one request."""
 
 
 @dataclass(slots=True)
@@ -105,12 +108,13 @@ class Governor:
         expected = self.times.of_target(work) + self.times.of_rest(work.requests, 0, work.passes)
         if self.times.seen:  # else the table's scale is not known yet
             ratio = (times.target + times.rest) / expected
-            changed = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0)
+            changed, price = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0), self.pass_seconds(1, 0)
             for key, each in self.open.items():
+                worth = (1.0 + changed) * (each.worth if self.times.plains else each.steps * price)
                 self.lost[key] = each.lost
-                self._book(key, each.seconds - (1.0 + changed) * each.worth, each.seconds)
+                self._book(key, each.seconds - worth, each.seconds)
                 if key == "":
-                    self.saved += changed * each.worth
+                    self.saved += worth - each.worth
         self.open.clear()
         self.seconds += times.total
         self.saved -= sum(times.drafts.values())
@@ -138,13 +142,14 @@ class Governor:
         n, price = work.requests, self.pass_seconds(work.requests, work.context, straight)
         self.seconds += seconds + waited
         self.saved += total * price / n - seconds
-        due = self._repaid(total / n)
+        due, one = self._repaid(total / n), self.pass_seconds(1, 0)
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
         for key, (mine, got) in {**tokens, "": chosen}.items():
             took, worth = seconds * mine / n + (due if key == "" else 0.0), got * price / n
             each = self.open.setdefault(key, Unchecked(self.lost.get(key, 0.0)))
             each.seconds += took
             each.worth += worth
+            each.steps += worth / one
             self._book(key, took - worth, took)
 
     def shared(self, seconds: float, lost: float, chosen: float) -> None:
