@@ -99,7 +99,7 @@ def test_a_draft_in_a_run_has_its_own_price() -> None:
             part, seconds = Drafting("model", 1, depth, depth), 5e-4 + depth * 1e-4
             times.observe(one, [part], Times(4e-3, {"model": seconds}, 1e-3))
     assert times.of_draft(Drafting("model", 1, 3, 3)) == pytest.approx(8e-4, rel=0.1)
-    assert times.of_draft(Drafting("model", 1, 3, 3).within(1)) == pytest.approx(4e-4, rel=0.1)
+    assert times.of_draft(Drafting("model", 1, 3, 3, 1)) == pytest.approx(4e-4, rel=0.1)
     assert times.of_draft(Drafting("model", 5, 15, 15, 5)) == pytest.approx(20e-4, rel=0.1)
 
 

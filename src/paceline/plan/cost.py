@@ -10,7 +10,7 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
@@ -108,10 +108,6 @@ class Drafting:
     def features(self) -> dict[str, float]:
         call = ("several", self.passes) if self.passes else ("call", 1.0)
         return {call[0]: call[1], "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
-
-    def within(self, passes: int) -> "Drafting":
-        """This part as one of a run of `passes`."""
-        return replace(self, passes=passes)
 
 
 def judged(parts: Iterable[Drafting]) -> int:
