@@ -43,7 +43,7 @@ class Unchecked:
     worth: float = 0.0
     """Seconds of plain decoding for their tokens, at the price that was known."""
     steps: float = 0.0
-    """The same in plain steps of one request."""
+    """Plain steps of one request in which plain decoding makes as many."""
 
 
 @dataclass(slots=True)
