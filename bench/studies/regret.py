@@ -26,6 +26,7 @@ from typing import Any
 from paceline.core.noise import SimulationNoise
 from paceline.core.plan import Item, Work
 from paceline.engine.config import EngineConfig
+from paceline.engine.desk import lease_of
 from paceline.plan import DrafterFacts
 from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
 from paceline.plan.governor import fitting
@@ -388,6 +389,10 @@ class OnMachine(Simulator):
         from paceline.simulate.log import Outcome
 
         reads = sum(self._catching(plan, advanced, twin).values())
+        for item in plan.items:  # a drafter reads what is new of a prompt before it drafts
+            group = twin.table.entries[item.drafter].group if item.nodes else None
+            if group is not None and item.given > 1:
+                reads += max(0, lease_of(item.request).length + item.given - lease_of(item.request).frontier[group] - 1)
         times = self.machine.seconds(*done, reads=reads, now=self.now)
         governor = getattr(twin.table.policy, "governor", None)
         if governor is not None:

@@ -99,7 +99,7 @@ def test_a_draft_in_a_run_has_its_own_price() -> None:
             part, seconds = Drafting("model", 1, depth, depth), 5e-4 + depth * 1e-4
             times.observe(one, [part], Times(4e-3, {"model": seconds}, 1e-3))
     assert times.of_draft(Drafting("model", 1, 3, 3)) == pytest.approx(8e-4, rel=0.1)
-    assert times.of_draft(Drafting("model", 1, 3, 3).within(1)) == pytest.approx(4e-4, rel=0.1)
+    assert times.of_draft(Drafting("model", 1, 3, 3, 1)) == pytest.approx(4e-4, rel=0.1)
     assert times.of_draft(Drafting("model", 5, 15, 15, 5)) == pytest.approx(20e-4, rel=0.1)
 
 
@@ -221,6 +221,20 @@ def test_after_a_busy_start_a_quick_pass_tells_the_speed() -> None:
         got = times.of_target(plain), times.of_draft(model)
         assert got == pytest.approx(tuple(price / faster for price in prices), rel=0.01) and times.doubt == 1.0
         assert times.of_target(work) == pytest.approx(true, rel=0.05)
+
+
+def test_after_a_busy_start_the_first_plain_step_tells_the_speed() -> None:
+    """Everything was measured too slow. What is not drafted meanwhile follows; without a doubt one step says less."""
+    plain, model = Work(1, 1, 0, 0, 1), Drafting("model", 1, 4, 4)
+    for times_slower, doubt in ((5.0, 5.0), (1.6, 2.0)):
+        times = slow_pair()
+        times.doubt, prices = doubt, (times.of_target(plain), times.of_draft(model))
+        times.observe(plain, [], Times(prices[0] / times_slower, {}, 1e-3))
+        got = times.of_target(plain), times.of_draft(model)
+        assert got == pytest.approx(tuple(price / times_slower for price in prices), rel=0.01)
+    times = slow_pair()
+    times.observe(plain, [], Times(prices[0] / 1.6, {}, 1e-3))
+    assert times.of_target(plain) > prices[0] / 1.2
 
 
 @pytest.mark.parametrize("seen", [0, 5])

@@ -57,6 +57,34 @@ def test_no_more_than_the_credit_and_a_share_of_the_time_is_lost(seed: int) -> N
     assert governor.seconds <= plain * (1 + 1.1 * LOSS) + (CREDIT_STEPS + 4) * PLAIN
 
 
+def test_a_text_that_was_read_is_paid_for_by_its_answer() -> None:
+    """Reading takes four times the credit. It stops nobody whose drafts save as much."""
+    governor = Governor(measured())
+    rest(governor)
+    for _ in range(4):
+        governor.shared(30 * PLAIN, 4 * CREDIT_STEPS * PLAIN, 4 * CREDIT_STEPS * PLAIN)
+        for _ in range(32):
+            assert not governor.stops()
+            draft(governor, PLAIN, 2)
+    assert governor.saved == pytest.approx(4 * (32 - 4 * CREDIT_STEPS) * PLAIN)
+
+
+def test_texts_that_were_read_for_nothing_are_booked_in_full() -> None:
+    """Each answer of 64 tokens is drafted for without any use while the governor lets it, after its text was read."""
+    governor, reading, texts = Governor(measured()), 4 * CREDIT_STEPS * PLAIN, 400
+    rest(governor)
+    for _ in range(texts):
+        if not governor.stops():
+            governor.shared(reading, reading, reading)
+        for _ in range(64):
+            if governor.stops() or governor.due():
+                rest(governor)
+            else:
+                draft(governor, 1.5 * PLAIN, 1)
+    plain = 64 * texts * PLAIN
+    assert governor.seconds <= plain * (1 + 1.1 * LOSS) + (CREDIT_STEPS + 4) * PLAIN + 5 * reading
+
+
 def test_what_was_saved_long_ago_pays_for_little() -> None:
     governor = Governor(measured())
     rest(governor)
@@ -90,6 +118,17 @@ def test_a_wrong_price_of_a_plain_step_is_mended_by_plain_steps() -> None:
         before = governor.saved
         draft(governor, 4 / 3 * PLAIN, 1)
     assert governor.saved - before == pytest.approx(-PLAIN / 3, rel=0.1)
+
+
+def test_drafted_steps_are_booked_again_at_the_price_that_is_known_by_then() -> None:
+    """The start-up table says twice what a plain step takes, until another pass mends it before the first plain one."""
+    times = measured()
+    times.speed, times.plains, governor = 2 * times.speed, 0, Governor(times)
+    for _ in range(50):
+        draft(governor, PLAIN, 2)
+    times.speed /= 2
+    rest(governor)
+    assert governor.saved == pytest.approx(50 * PLAIN, rel=0.02)
 
 
 def test_the_table_tells_the_speed_between_plain_steps() -> None:

@@ -77,7 +77,7 @@ class Price:
         of_draft, of_rest, requests = self.draft, self.times.of_rest, self.base.requests
         if self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts):
             alone = self.rows(rows) - of_rest(requests, rows)
-            alone += sum(of_draft(part.within(1)) for part in parts)
+            alone += sum(of_draft(replace(part, passes=1)) for part in parts)
             if (passes := fitting(self.patience, alone)) > 1:
                 return alone + of_rest(requests, 0, passes) / passes
         saved = self.times.of_saved(self.base.more(round(rows)), parts) if self.times.beside else 0.0

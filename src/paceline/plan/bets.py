@@ -14,15 +14,15 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bet:
-    """Drafting is a bet over one step; keeping a drafter's K/V up is one over the rest of an answer."""
+    """One drafter's part of a step, for some requests."""
 
-    what: Literal["draft", "try", "keep"]
+    what: Literal["draft", "try"]
     drafter: str
     nodes: int
     """Nodes of one request, on average."""
     requests: int
     cost: float
-    """Seconds of the step, or of reading."""
+    """Seconds of the step."""
     tokens: Bound
     """Drafted tokens of one request that are kept."""
     plain: float

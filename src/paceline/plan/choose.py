@@ -31,8 +31,6 @@ AGAIN = 32
 """Steps after which it is asked again what keeping K/V up is worth."""
 REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
-SELDOM, KNOWN = 4, 300
-"""From KNOWN steps on the table learns from plain ones after drafts and one in SELDOM: learning takes time, too."""
 MOST_APART, MOST_BELIEFS = 256, 1 << 14
 """Tenants whose beliefs are kept, and how many of those (each is 1 to 3 KB) before the one that came first goes; those
 of tenants with requests in flight always are."""
@@ -182,7 +180,7 @@ class Goodput(LengthPolicy):
     ) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
         none = {r.id: Share(NONE, 0, 0) for r in requests}
-        if self.governor.due():
+        if base.rows == base.requests and self.governor.due():
             decision.why = ("a plain step, to measure what one takes",)
             return none
         open_ = [r for r in requests if not self.governor.stops(r.key)]
@@ -373,13 +371,11 @@ class Goodput(LengthPolicy):
         for each in (self.beliefs, *self.apart.values()):
             each.now = self.step
         self.held[self._base.rows > self._base.requests].left -= work.passes - 1
-        checked = not parts and bool(self.governor.open)
         waited = self.governor.waited(times.total, self.times.predict(work, parts)) if parts else 0.0
         self._account(before, notes, work, parts, times, waited)
         if self.trying:
             self._look = self.step + YOUNG * work.passes
-        if checked or waited or self.trying or self.times.seen < KNOWN or self.step // SELDOM > before // SELDOM:
-            self.times.observe(work, parts, times)
+        self.times.observe(work, parts, times)
         for note in notes:
             arm, depth = self.arms.get(note.drafter), min(note.nodes, note.depth, DEPTH)
             if arm is not None and arm.path:  # nothing prepared says nothing of the draft

@@ -10,7 +10,7 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from math import inf
 from typing import Any
 
@@ -109,10 +109,6 @@ class Drafting:
         call = ("several", self.passes) if self.passes else ("call", 1.0)
         return {call[0]: call[1], "requests": self.requests, "depth": self.depth, "nodes": self.nodes}
 
-    def within(self, passes: int) -> "Drafting":
-        """This part as one of a run of `passes`."""
-        return replace(self, passes=passes)
-
 
 def judged(parts: Iterable[Drafting]) -> int:
     """The nodes of a step that are judged one by one: not those of a run."""
@@ -160,6 +156,8 @@ class StepTimes:
     """Were passes of many sizes timed before the first request (`fit_target`)? Else only those of its steps."""
     error: float = 0.0
     """Mean absolute percentage error of the latest predictions, as a fraction."""
+    plains: int = 0
+    """Plain steps in service."""
     served: dict[str, int] = field(default_factory=dict)
     """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
     machine that has changed since has changed for it, too."""
@@ -307,11 +305,14 @@ class StepTimes:
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
         """A pass of the target took `seconds`. A plain one tells the machine's speed; one with further rows, whether
-        that number of them is priced well. After a busy start the first that is far too quick tells the speed."""
+        that number of them is priced well. After a busy start the first plain one counts in full, and the first
+        that is far too quick tells the speed."""
         ratio = min(OFF, max(seconds, FLOOR) / max(expected, FLOOR))
         quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
         if plain or quick:
-            faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + DRIFT * (ratio - 1.0)
+            self.plains += plain
+            weight = 1.0 if plain and self.doubt > 1.0 and self.plains == 1 else DRIFT
+            faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + weight * (ratio - 1.0)
             self.speed *= faster
             for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)

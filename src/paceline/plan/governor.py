@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 from paceline.core.plan import Work
-from paceline.plan import Account
+from paceline.plan import HORIZON, Account
 from paceline.plan.cost import OFF, StepTimes, Times
 
 LOSS = 0.01
@@ -33,14 +33,17 @@ def fitting(patience: float, seconds: float) -> int:
 
 @dataclass(slots=True)
 class Unchecked:
-    """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more,
-    at the mean of both prices, when the next plain step says what the price is."""
+    """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more
+    when the next plain step says what the price is, at the mean of both. The first plain step of all is another matter:
+    until then the price was that of start-up, and may have been mended since."""
 
     lost: float
     """The account before them."""
     seconds: float = 0.0
     worth: float = 0.0
     """Seconds of plain decoding for their tokens, at the price that was known."""
+    steps: float = 0.0
+    """Plain steps of one request in which plain decoding makes as many."""
 
 
 @dataclass(slots=True)
@@ -55,6 +58,8 @@ class Governor:
     lost: dict[str, float] = field(default_factory=dict)
     """Seconds lost of late, by key of the requests; "" is all together. They leak by LOSS of the time, so that the loss
     of every stretch of time is bounded, and what was saved long ago pays for nothing now."""
+    owed: float = 0.0
+    """Seconds of reading with drafters that are not in `lost` yet: a text is read once, for all of its answer."""
     open: dict[str, "Unchecked"] = field(default_factory=dict)
     """By key: the drafted steps since the latest plain one."""
 
@@ -89,6 +94,12 @@ class Governor:
         drafted = self.open.get("")
         return drafted is not None and LOSS * drafted.seconds > self.pass_seconds(1, 0)
 
+    def _repaid(self, tokens: float) -> float:
+        """The part of what is owed that falls due with `tokens` more of each answer."""
+        due = self.owed * min(1.0, tokens / HORIZON)
+        self.owed -= due
+        return due
+
     def _book(self, key: str, lost: float, seconds: float) -> None:
         self.lost[key] = max(-self.credit, self.lost.get(key, 0.0) + lost - LOSS * seconds)
 
@@ -97,20 +108,23 @@ class Governor:
         expected = self.times.of_target(work) + self.times.of_rest(work.requests, 0, work.passes)
         if self.times.seen:  # else the table's scale is not known yet
             ratio = (times.target + times.rest) / expected
-            changed = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0)
+            changed, price = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0), self.pass_seconds(1, 0)
             for key, each in self.open.items():
+                worth = (1.0 + changed) * (each.worth if self.times.plains else each.steps * price)
                 self.lost[key] = each.lost
-                self._book(key, each.seconds - (1.0 + changed) * each.worth, each.seconds)
+                self._book(key, each.seconds - worth, each.seconds)
                 if key == "":
-                    self.saved += changed * each.worth
+                    self.saved += worth - each.worth
         self.open.clear()
         self.seconds += times.total
         self.saved -= sum(times.drafts.values())
         if len(self.lost) > MOST_KEYS:
             worst = sorted(self.lost, key=lambda key: -self.lost[key] if key else -inf)
             self.lost = {key: self.lost[key] for key in worst[:MOST_KEYS]}
+        self.owed += sum(times.drafts.values())
+        due = self._repaid(work.passes)
         for key in {"", *self.lost}:
-            self._book(key, sum(times.drafts.values()) if key == "" else 0.0, times.total)
+            self._book(key, due if key == "" else 0.0, times.total)
 
     def waited(self, seconds: float, expected: float) -> float:
         """Seconds of a step for which its rows are no reason: beyond what was expected by more than a plain step and
@@ -128,12 +142,14 @@ class Governor:
         n, price = work.requests, self.pass_seconds(work.requests, work.context, straight)
         self.seconds += seconds + waited
         self.saved += total * price / n - seconds
+        due, one = self._repaid(total / n), self.pass_seconds(1, 0)
         chosen = sum(mine for mine, _ in tokens.values()), sum(got for _, got in tokens.values())
         for key, (mine, got) in {**tokens, "": chosen}.items():
-            took, worth = seconds * mine / n, got * price / n
+            took, worth = seconds * mine / n + (due if key == "" else 0.0), got * price / n
             each = self.open.setdefault(key, Unchecked(self.lost.get(key, 0.0)))
             each.seconds += took
             each.worth += worth
+            each.steps += worth / one
             self._book(key, took - worth, took)
 
     def shared(self, seconds: float, lost: float, chosen: float) -> None:
@@ -141,4 +157,5 @@ class Governor:
         `chosen` what those have of it whose drafter was chosen for them."""
         self.seconds += seconds
         self.saved -= lost
-        self._book("", chosen, seconds)
+        self.owed += max(0.0, chosen)
+        self._book("", min(0.0, chosen), seconds)
