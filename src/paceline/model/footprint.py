@@ -27,7 +27,7 @@ RECORDS = 4
 """Copies of a row's record: kept, with twice as many places as were ever needed, and at work."""
 SCAN_ROWS = 64
 """Rows that a scan computes at once (scan.py), and that a tree has at most."""
-STATE_ROWS = 32
+NATIVE_STATE_ROWS = 32
 """Rows of a head's state that a thread takes at a time (recurrence.h)."""
 PAIRS = 1 << 22
 """Row, head and key triples of a padded batch in PyTorch (attend/reference.py: SCORES)."""
@@ -237,7 +237,7 @@ def native_recurrences(spec: ModelSpec) -> tuple[int, int, int, int, int]:
             continue
         inner, out = max(inner, it.width + it.record), max(out, it.width)
         brought = max(brought, it.channels + 2 * it.heads)
-        states = max(states, 4 * (SCAN_ROWS + 1) * STATE_ROWS * it.matrix[-1])
+        states = max(states, 4 * (SCAN_ROWS + 1) * NATIVE_STATE_ROWS * it.matrix[-1])
     return int(spec.recurrent), inner, 2 * brought, out, states
 
 

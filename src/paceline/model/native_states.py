@@ -11,7 +11,7 @@ from paceline.model.spec import Mamba
 from paceline.model.state import Scan, States
 from paceline.native.structs import CRecurrence, CScan
 
-CONVOLVED, DECAYED, DELTA = range(3)
+KIND_CONVOLVED, KIND_DECAYED, KIND_DELTA_RULE = range(3)
 """Kinds, in the order of base.h."""
 
 
@@ -28,7 +28,7 @@ def recurrence_of(it: GatedConv | Recurrence, hidden: int) -> tuple[CRecurrence,
     form = it.form
     if isinstance(it, GatedConv):
         c = CRecurrence(
-            kind=CONVOLVED, length=form.length, channels=hidden, record=hidden, width=hidden,
+            kind=KIND_CONVOLVED, length=form.length, channels=hidden, record=hidden, width=hidden,
             kernel=wide(it.weight), conv_bias=wide(it.bias),
         )  # fmt: skip
         return c, held
@@ -39,8 +39,8 @@ def recurrence_of(it: GatedConv | Recurrence, hidden: int) -> tuple[CRecurrence,
     each = form.width if norm is None else form.width // norm.groups
     low, high = form.limits if isinstance(form, Mamba) else (0.0, 0.0)
     c = CRecurrence(
-        kind=DECAYED if scanned else DELTA, length=form.length, channels=form.channels, record=form.record,
-        width=form.width, heads=form.heads, head_dim=head_dim, groups=groups, key_dim=key_dim,
+        kind=KIND_DECAYED if scanned else KIND_DELTA_RULE, length=form.length, channels=form.channels,
+        record=form.record, width=form.width, heads=form.heads, head_dim=head_dim, groups=groups, key_dim=key_dim,
         tiled=not isinstance(form, Mamba) and form.tiled, norm_groups=1 if norm is None else norm.groups,
         norm_rows=1 if norm is None else norm.weight.numel() // each, gate_first=norm is not None and norm.first,
         low=low, high=high, kernel=wide(it.kernel), conv_bias=wide(it.bias), rate=wide(steps.rate),

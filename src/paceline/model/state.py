@@ -42,7 +42,7 @@ class StatePool:
         self.tips: list[list[Tensor]] = []
         """[place behind those of the blocks][part]"""
         self.addresses = [array("Q") for _ in parts]
-        """Of each part, where those are."""
+        """Addresses of each part of those."""
 
     @property
     def bytes(self) -> int:
