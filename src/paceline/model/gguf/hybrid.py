@@ -1,4 +1,4 @@
-"""Metadata of Nemotron-H, whose feed-forward parts are layers of their own: each layer's kind is told by its sizes."""
+"""Metadata of Nemotron-H, whose feed-forward parts are layers of their own: sizes say of which kind each layer is."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ HYBRID_EXPERTS = {
     "expert_shared_feed_forward_length": "moe_shared_expert_intermediate_size",
     "expert_shared_count": "n_shared_experts",
 }
-"""Those of a mixture."""
+"""Numbers of a mixture."""
 LINEAR_KIND, FULL_KIND = "linear_attention", "full_attention"
 
 
