@@ -154,7 +154,7 @@ class Spelling:
     """Where an adapter learns: {place of a token in the text: draft ids and log-probabilities of what the verifier
     thought likely there}; moved to `laws` when the token is read."""
     laws: dict[int, tuple[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)
-    """The same, behind the token, by the byte at which it begins."""
+    """What was in `judged`, with the token before it, by the byte at which the token begins."""
     drafted: list[int] = field(default_factory=list)
     """Draft ids of the text and of the draft behind it, the last time."""
     states: Tensor | None = None
@@ -383,8 +383,8 @@ def respelt(own: Surfaces, ids: Sequence[int], text: bytes, spelt: int) -> list[
             left -= size
         left = sum(len(own.shown(token)) for token in new)
         for j in range(len(new) - SPELT_ALIKE + 1):
-            i = places.get(left)
-            if i is not None and old[i : i + SPELT_ALIKE] == new[j : j + SPELT_ALIKE]:
-                return [*ids[: keep + i], *new[j:]]
+            place = places.get(left)
+            if place is not None and old[place : place + SPELT_ALIKE] == new[j : j + SPELT_ALIKE]:
+                return [*ids[: keep + place], *new[j:]]
             left -= len(own.shown(new[j]))
     return own.spell(text, start=True)
