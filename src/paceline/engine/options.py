@@ -220,7 +220,7 @@ class EngineOptions(TypedDict, total=False):
     """Fields of `Options` other than model, draft and drafter, for type checkers; `Options` says what each is."""
 
     verifier: str
-    drafter_settings: "Sequence[str]"
+    drafter_settings: tuple[str, ...]
     nodes: int | None
     dtype: Dtype
     quantize: Quantize | None
