@@ -132,7 +132,7 @@ def test_bad_checkpoints(pair: list[str], tmp_path: Path) -> None:
     assert "config.json" in failure(run("generate", "x", "--model", str(tmp_path)))
     assert "config.json" in failure(run("info", "--model", str(tmp_path)))
     other = tiny_checkpoint(tmp_path / "other", vocab=300)
-    assert "another vocabulary" in failure(run("generate", "x", *pair[:2], "--draft", str(other)))
+    assert "another vocabulary" in failure(run("generate", "x", *pair[:2], "--draft", str(other), "--drafter", "model"))
 
 
 def test_bad_bench(pair: list[str], tmp_path: Path) -> None:

@@ -110,6 +110,45 @@ def test_deferred_rows_get_the_keys_and_values_of_a_whole_pass(pair: Path, monke
     assert llm is not None and DRAFT == "draft"
 
 
+def test_requests_share_the_passes_of_a_stage(pair: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three requests at once draft what each drafts alone, in about as many passes as one of them."""
+    exits(pair, [0.03, 0.0])
+    passes, run = [0], S2DDrafter.run
+
+    def counted(self: S2DDrafter, *given: Any) -> Any:
+        passes[0] += 1
+        return run(self, *given)
+
+    monkeypatch.setattr(S2DDrafter, "run", counted)
+    found: dict[int, tuple[int, list[Any]]] = {}
+    for many in (1, 3):
+        passes[0] = 0
+        texts, stats, components = served(pair, "s2d", max_requests=many, nodes=4)
+        assert all(components["exits"].counts)
+        found[many] = passes[0], [(text, s.drafted, s.accepted) for text, s in zip(texts, stats)]
+    assert found[1][1] == found[3][1]
+    assert found[3][0] < 0.6 * found[1][0]
+
+
+def test_trees_of_the_deepest_exit_are_topk_and_shallow_ones_keep_the_text(
+    pair: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What ended early is computed again before anything reads its K/V."""
+    monkeypatch.setenv("PACELINE_NATIVE", "0")
+    plain, *_ = served(pair, "none")
+    _, best, _ = served(pair, "topk", nodes=6)
+    drafts = {}
+    for thresholds, counts in (([1.1, 0.0], (False, True)), ([0.0, 0.0], (True, False)), ([0.02, 0.0], (True, True))):
+        exits(pair, thresholds)
+        texts, stats, components = served(pair, "s2d_tree", nodes=6)
+        used = tuple(count > 0 for count in components["exits"].counts)
+        assert texts == plain
+        drafts[counts] = [(s.drafted, s.accepted, s.passes) for s in stats]
+        assert counts == (True, True) or used == counts
+    assert drafts[False, True] == [(s.drafted, s.accepted, s.passes) for s in best]
+    assert drafts[True, False] != drafts[False, True]
+
+
 def test_a_constant_head_drafts_so_many(pair: Path) -> None:
     """chance c: drafts have floor(log(1 - risk) / log c) + 2 tokens, within the bounds."""
     plain, *_ = served(pair, "none")

@@ -15,8 +15,8 @@ from transformers import PreTrainedTokenizerFast
 from paceline import LLM, RefusalError, SamplingParams
 from paceline.core.errors import InputError
 from paceline.draft import crossvocab, online
-from paceline.draft.crossvocab import FOREIGN, ForeignModel, Translation
-from paceline.draft.online import Adapter
+from paceline.draft.crossvocab import FOREIGN, SPELT_AGAIN, ForeignModel, Translation, respelt
+from paceline.draft.online import Adapter, Judged
 from paceline.draft.surfaces import Surfaces
 from tests.tiny import CORPUS, tiny_checkpoint, trained
 
@@ -117,9 +117,69 @@ def test_a_draft_of_the_same_model_is_accepted(models: tuple[Path, Path]) -> Non
 
 def test_another_vocabulary_is_refused_with_what_to_do(models: tuple[Path, Path]) -> None:
     with pytest.raises(RefusalError, match="or drafter crossvocab, which translates"):
-        LLM(*models, dtype="float32", blocks=60)
+        LLM(*models, "model", dtype="float32", blocks=60)
     with pytest.raises(RefusalError, match="needs a draft model of any vocabulary"):
         LLM(models[0], drafter="crossvocab", dtype="float32", blocks=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=20), max_size=12))
+def test_a_text_that_grows_is_spelt_as_a_whole_one(parts: list[str]) -> None:
+    """Piece by piece, also where a piece joins the last token of the one before."""
+    own, text, ids, spelt = Surfaces(SMALL, len(SMALL)), (CORPUS * 2).encode(), list[int](), 0
+    for part in parts:
+        text += part.encode("utf-8", "replace")
+        ids, spelt = respelt(own, ids, text, spelt), len(text)
+        assert ids == own.spell(text, start=True)
+
+
+def test_of_a_long_text_the_end_alone_is_spelt_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, text, read = Surfaces(SMALL, len(SMALL)), (CORPUS * 4).encode(), list[int]()
+    ids, spell = own.spell(text, start=True), Surfaces.spell
+    monkeypatch.setattr(Surfaces, "spell", lambda self, of, start=False: read.append(len(of)) or spell(self, of, start))
+    assert respelt(own, ids, text + b" and so on", len(text)) == spell(own, text + b" and so on", True)
+    assert len(ids) > 2 * SPELT_AGAIN and len(read) == 1 and read[0] < len(text) // 2
+    assert respelt(own, ids, text + b"\xe6", len(text)) == [], "within a character"
+
+
+def kept_and_drafted(models: tuple[Path, Path], **options: Any) -> tuple[int, int]:
+    options = {"dtype": "float32", "blocks": 60, "block_size": 4, "nodes": 8, "length": "fixed", **options}
+    with LLM(*models, "crossvocab", **options) as llm:
+        wish = [SamplingParams(temperature=0, max_tokens=24, ignore_eos=True, drafter=each) for each in
+                ("crossvocab", "none")]  # fmt: skip
+        found, plain = llm.generate(["Tom has 3 apples"] * 2, wish, progress=False)
+        assert found.token_ids == plain.token_ids and llm.engine.drafters.errors == []
+        runs = llm.engine.drafters.drafters["crossvocab"].translation.runs  # type: ignore[attr-defined]
+        assert bool(runs) == ("crossvocab.translation=map" not in options.get("drafter_settings", ()))
+    return found.stats.accepted, found.stats.drafted
+
+
+def test_a_draft_ends_where_it_is_unsure(models: tuple[Path, Path]) -> None:
+    """The tiny models know nothing, so a draft whose chance counts is short; at its length it is long."""
+    long = kept_and_drafted(models, drafter_settings=("crossvocab.stop=length", "crossvocab.translation=map"))
+    short = kept_and_drafted(models)
+    assert 0 < short[1] < long[1]
+
+
+def test_auto_takes_a_draft_of_another_vocabulary(models: tuple[Path, Path]) -> None:
+    with LLM(*models, dtype="float32", blocks=60, block_size=4) as llm:
+        assert "crossvocab" in llm.engine.drafters.arms("auto", "exact")
+        assert "model" not in llm.engine.drafters.arms("auto", "exact")
+    with LLM(models[0], models[0], dtype="float32", blocks=60, block_size=4) as llm:
+        assert "crossvocab" not in llm.engine.drafters.arms("auto", "exact")
+
+
+def test_a_setting_that_no_drafter_has_is_refused(models: tuple[Path, Path]) -> None:
+    for wrong, sentence in (
+        ("swift.ratio=2", "must be a number from 0.01 to 0.95"),
+        ("swift.depth=2", "has no setting 'depth'; it has ratio"),
+        ("ngram.ratio=1", "it has none"),
+        ("del.stop=tau", "must be one of length, confidence"),
+        ("ratio", "a setting is DRAFTER.NAME=VALUE"),
+        ("nobody.x=1", "Unknown drafter"),
+    ):
+        with pytest.raises(InputError, match=sentence):
+            LLM(models[0], dtype="float32", blocks=60, drafter_settings=(wrong,))
 
 
 # -- learning while it serves ------------------------------------------------------------------------------------------
@@ -149,6 +209,48 @@ def test_an_adapter_learns_what_follows_its_states(monkeypatch: pytest.MonkeyPat
         assert (adapter(hidden) is not hidden) == served
 
 
+def test_the_divergence_is_that_of_the_tokens_that_both_have() -> None:
+    """Against the sum over all shared tokens, where all of them are among the likely ones; where some are not, they
+    count as one event; a row without any is 0, and a part of a token is learned as a token."""
+    stream = torch.Generator().manual_seed(3)
+    logits, shared = torch.randn(4, 9, generator=stream), torch.tensor([True] * 6 + [False] * 3)
+    log_p = torch.randn(4, 6, generator=stream).log_softmax(-1)
+    log_q = logits[:, :6].log_softmax(-1)
+    whole = Judged.of([(torch.arange(6), row) for row in log_p[:3]] + [None], 6)
+    want = (log_q.exp() * (log_q - log_p)).sum(-1)
+    torch.testing.assert_close(whole.reverse_kl(logits, shared)[:3], want[:3], rtol=1e-4, atol=1e-4)
+    assert float(whole.reverse_kl(logits, shared)[3]) == 0
+    part = Judged.of([(torch.arange(3), row[:3]) for row in log_p], 6)
+    q, p = log_q[:, :3].exp(), log_p[:, :3].exp()
+    rest = (1 - q.sum(-1)) * ((1 - q.sum(-1)) / (1 - p.sum(-1))).log()
+    want = (q * (q / p).log()).sum(-1) + rest
+    torch.testing.assert_close(part.reverse_kl(logits, shared), want, rtol=1e-4, atol=1e-4)
+    adapter = Adapter(lambda hidden: hidden, 9, shared=shared, judged=6)
+    token = torch.tensor([0, 1, 8, 2])
+    losses = adapter.losses(logits, token, whole)
+    told = torch.nn.functional.cross_entropy(logits, token, reduction="none")
+    torch.testing.assert_close(losses[:2], whole.reverse_kl(logits, shared)[:2])
+    torch.testing.assert_close(losses[2:], told[2:])
+
+
+def test_an_adapter_learns_what_a_verifier_thought(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its tokens are draws, of which few are seen; the distribution that they are drawn from says more."""
+    monkeypatch.setattr(online, "EPOCHS", 1000)
+    stream = torch.Generator().manual_seed(0)
+    table, other = torch.randn(11, 24, generator=stream), torch.randn(11, 24, generator=stream)
+    adapter = Adapter(lambda hidden: hidden @ table.T, 24, seed=1, shared=torch.ones(11, dtype=torch.bool), judged=11)
+    rows = torch.randn(256, 24, generator=stream)
+    law = (rows @ other.T / 2).log_softmax(-1)
+    drawn = torch.multinomial(law.exp(), 1, generator=stream)[:, 0]
+    adapter.add(rows, drawn, torch.ones(256), Judged(torch.arange(11).expand(256, 11), law))
+    judged = Judged(torch.arange(11).expand(256, 11), law)
+    for _ in range(60):
+        assert adapter.step()
+    after = judged.reverse_kl(adapter.logits(rows).detach(), torch.ones(11, dtype=torch.bool)).mean()
+    before = judged.reverse_kl((rows.bfloat16() @ table.T.bfloat16()).float(), torch.ones(11, dtype=torch.bool)).mean()
+    assert float(after) < 0.9 * float(before)
+
+
 def test_a_short_stream_is_not_learned_by_heart() -> None:
     adapter = Adapter(lambda hidden: hidden, 8)
     adapter.add(torch.randn(40, 8), torch.zeros(40, dtype=torch.int64), torch.ones(40))
@@ -165,11 +267,17 @@ def test_rows_that_wait_are_bounded() -> None:
 def test_it_learns_on_line_and_the_text_stays(models: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     """Every pair that it is taught: a state of the draft model over the text so far, and the id that follows there."""
     taught: list[tuple[torch.Tensor, torch.Tensor]] = []
+    judged: list[Judged] = []
     add = Adapter.add
 
-    def watched(self: Adapter, hidden: torch.Tensor, token: torch.Tensor, weight: torch.Tensor) -> None:
+    def watched(
+        self: Adapter, hidden: torch.Tensor, token: torch.Tensor, weight: torch.Tensor, law: Judged | None = None
+    ) -> None:
         taught.append((hidden, token))
-        add(self, hidden, token, weight)
+        judged.extend([law] if law else [])
+        for row, said in zip(law.ids, token.tolist()) if law else ():
+            assert row[0] < 0 or row[0] == said, "greedy: the likeliest token of both is the one that was said"
+        add(self, hidden, token, weight, law)
 
     monkeypatch.setattr(Adapter, "add", watched)
     options: dict[str, Any] = {"dtype": "float32", "blocks": 60, "block_size": 4, "row_budget": 24, "check": True}
@@ -186,6 +294,7 @@ def test_it_learns_on_line_and_the_text_stays(models: tuple[Path, Path], monkeyp
         whole = (*llm.text.encode("Tom has 3 apples"), *plain[0])
         said = foreign.own.spell(b"".join(map(foreign.target.shown, whole)), start=True)
         assert answers(llm, 4)[0] == plain[0] and llm.engine.drafters.errors == []
+    assert sum(int((law.ids[:, 0] >= 0).sum()) for law in judged) > 5
     ids = torch.cat([token for _, token in taught[:60]]).tolist()
     text = ",".join(map(str, said))
     assert len(ids) > 5 and ",".join(map(str, ids[:5])) in text

@@ -186,6 +186,64 @@ def test_prices_in_seconds_choose_exit_and_length() -> None:
     assert best(sure, (5,), 12, price=MinChance(0.3)) == best(sure, (5,), 12), "the price of a pass is not known"
 
 
+def test_a_pass_pays_for_its_head() -> None:
+    """A head as large as eight layers, as of a small model over a large vocabulary: exits near one another cost alike,
+    and a draft that paid by layers alone does not."""
+    rng = random.Random(2)
+    for _ in range(30):
+        alpha, layers = sorted(rng.random() for _ in range(3)), (2, 5, 9)
+        pairs = {(e, g): expected_tokens(alpha[e], g) / (20 + g * (layers[e] + 8)) for e in range(3) for g in range(18)}
+        assert pairs[best(alpha, layers, 12, head=8.0)] == pytest.approx(max(pairs.values()))
+    assert best([0.45], (2,), 12)[1] > 0 and best([0.45], (2,), 12, head=8.0)[1] == 0
+    price = MinChance(0.01, 0.0, 1.5)
+    assert best([0.5], (2,), 12, price=price)[1] > 0 and best([0.5], (2,), 12, price=price, head=8.0)[1] == 0
+
+
+def test_the_head_is_weighed_in_layers(tmp_path: Path) -> None:
+    model = load_model(tiny_checkpoint(tmp_path, "llama"), dtype="float32")
+    layer = 2 * 32 * 32 + 2 * 32 * 16 + 3 * 32 * 64
+    assert spans.head_layers(model) == pytest.approx(320 * 32 / layer) and spans.head_layers(Toy(table(0))) == 0
+
+
+def test_tau_lies_between_what_right_and_wrong_tokens_had() -> None:
+    shadows = Shadows.none(1)
+    assert shadows.tau(0) == 0
+    shadows.add(torch.tensor([[1.0, 1.0, 0.0]]), torch.tensor([[0.9, 0.7, 0.4]]))
+    assert shadows.tau(0) == pytest.approx((0.8 + 0.4) / 2) and shadows.part().tau(0) == pytest.approx(0.6)
+
+
+def test_a_draft_may_end_by_confidence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """del.stop=confidence: no draft is cut at its length, and none goes on behind a distribution below tau."""
+    drafts: list[tuple[float, list[float]]] = []
+    original = DynamicExit.chances
+
+    def chances(self: DynamicExit, drawing: Any, scores: torch.Tensor, *rest: Any) -> list[float]:
+        found = original(self, drawing, scores, *rest)
+        for g, row, chance in zip(drawing, scores, found):
+            assert chance == float(float(row.softmax(-1).max()) >= g.tau) and g.most == 17
+            drafts.append((g.tau, [chance]))
+        return found
+
+    monkeypatch.setattr(DynamicExit, "chances", chances)
+    for temperature in (0.0, 1.0):
+        how = Setting(nodes={"del": 12}, settings={"del.stop": "confidence"}, sharpness=4.0)
+        wishes = [wish("del", max_tokens=40, seed=seed, temperature=temperature) for seed in range(4)]
+        engine = how.engine()
+        groups = run(engine, wishes)
+        assert engine.drafters.errors == []
+        for each, [request] in zip(wishes, groups):
+            assert request.output == plain(Toy(table(0, 4.0), 48), PROMPT, each.params)
+    assert any(chance == [0.0] for _, chance in drafts) and any(tau > 0 for tau, _ in drafts)
+
+
+def test_the_share_of_sub_layers_is_a_setting() -> None:
+    for ratio, share in ((None, 0.45), (0.2, 0.2), (0.95, 0.95)):
+        engine = Setting(settings={} if ratio is None else {"swift.ratio": ratio}).engine()
+        run(engine, [wish("swift", max_tokens=4)])
+        swift = engine.drafters.drafters["swift"]
+        assert isinstance(swift, Swift) and swift.count == max(1, int(swift.width_of_choice * share))
+
+
 def test_siblings_cost_rows_and_places_cost_passes() -> None:
     assert priced(1.0, 0.6, 0.1, 0.3) == (5, True)
     assert priced(1.0, 0.6, 0.5, 0.3) == (1, False)

@@ -66,7 +66,7 @@ def test_another_tokenizer_is_refused(target: Path, tmp_path: Path) -> None:
     draft = tiny_checkpoint(tmp_path, "qwen3", vocab=TARGET, with_tokenizer=False)
     save_tokenizer(draft, 280)
     with pytest.raises(RefusalError, match="another vocabulary"):
-        LLM(target, draft, dtype="float32", memory="100M")
+        LLM(target, draft, "model", dtype="float32", memory="100M")
 
 
 @pytest.mark.parametrize("listed", [2, [2], None])

@@ -159,6 +159,8 @@ class Setting:
     """Models with recurrent layers, among target and draft."""
     max_loras: int = 4
     """Adapters in memory; more than one place less than there are names lets requests wait."""
+    settings: dict[str, float | str] = field(default_factory=dict)
+    """What was set of drafters."""
     clock: int = 0
     """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
 
@@ -181,7 +183,7 @@ class Setting:
             row_budget=max(self.row_budget, self.max_requests), nodes=self.nodes,
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             layer_groups=self.layer_groups if self.schedule == "layered" else None,
-            tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check,
+            tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check, settings=self.settings,
         )  # fmt: skip
         target = self.target()
         foreign = ForeignModel(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
@@ -289,6 +291,11 @@ def check(setting: Setting, wishes: list[Wish], rng: random.Random | None = None
     return engine
 
 
+SET: dict[str, st.SearchStrategy[float | str]] = {
+    f"{name}.{setting.name}": st.sampled_from(setting.choices or (setting.low, setting.high))
+    for name, card in DRAFTERS.items()
+    for setting in card.settings
+}
 settings_st = st.builds(
     Setting,
     model_seed=st.integers(0, 5),
@@ -307,6 +314,7 @@ settings_st = st.builds(
     patience_ms=st.sampled_from([0.0, 1e9]),
     words=st.sampled_from([0, 1, 3, 5]),
     max_loras=st.sampled_from([1, 4]),
+    settings=st.fixed_dictionaries({}, optional=SET),
     clock=st.integers(0, 2**16),
 )
 

@@ -85,6 +85,12 @@ def general(drafter: str, sentence: str) -> str:
     return sentence.replace(repr(drafter), repr(NAME))
 
 
+def settings() -> list[list[str]]:
+    """What can be set of drafters."""
+    rows = [(name, setting) for name in drafters() for setting in DRAFTERS.card(name).settings]
+    return [[f"`{name}.{it.name}`", it.expected, str(it.usual)] for name, it in rows]
+
+
 def table(head: list[str], rows: list[list[str]]) -> str:
     lines = [head, ["---"] * len(head), *rows]
     return "".join("| " + " | ".join(line) + " |\n" for line in lines)
@@ -120,6 +126,9 @@ def page() -> str:
         "## Drafters\n",
         table(["", "what it drafts", "shape", "needs"], drafter_rows),
         "A drafter whose need is not met is refused too: \"Drafter '…' needs …\".\n",
+        "Settings of drafters (`--drafter-set swift.ratio=0.3`, `drafter_settings=` in Python);\n"
+        "none changes a text that the verifier keeps:\n",
+        table(["", "value", "unless it is set"], settings()),
         "## Verifiers\n",
         table(["", "what it keeps", "judges at most a", "guarantee"], verifier_rows),
         "## How it is tested\n",

@@ -488,9 +488,8 @@ def deferred_rows_of_a_neighbour(patch: MonkeyPatch) -> None:
     """A deeper stage goes on from the hidden state of the row before."""
     original = S2DDrafter.run
 
-    def run(self: S2DDrafter, *args: Any) -> Any:
-        *rest, entering = args if len(args) == 6 else (*args, None)
-        return original(self, *rest, None if entering is None else entering.roll(1, 0))
+    def run(self: S2DDrafter, parts: Any, program: Any, entering: Any = None) -> Any:
+        return original(self, parts, program, None if entering is None else entering.roll(1, 0))
 
     patch.setattr(S2DDrafter, "run", run)
 

@@ -14,7 +14,7 @@ from paceline import LLM, SamplingParams
 from paceline.cli import app
 from paceline.core.errors import InputError
 from paceline.train import TRAINERS, train
-from paceline.train.evaluate import engine_tau
+from paceline.train.evaluate import Measurement, engine_tau
 from paceline.train.loop import TrainingPlan, TrainingRun, opened
 from paceline.train.method import HeadMethod
 from tests.tiny import tiny_checkpoint
@@ -178,7 +178,7 @@ def test_going_on_with_other_settings_is_refused(place: Path) -> None:
         train(plan(place, "other", steps=4))
 
 
-def test_from_the_command_line(place: Path, tmp_path: Path) -> None:
+def test_from_the_command_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = CliRunner()
     listed = run.invoke(app, ["train", "list"])
     assert all(name in listed.output for name in TRAINERS.names())
@@ -190,7 +190,14 @@ def test_from_the_command_line(place: Path, tmp_path: Path) -> None:
     made = run.invoke(app, asked)
     assert made.exit_code == 0, made.output
     assert "3 steps" in made.output and "the same text as plain decoding" in made.output
+    assert "On 1 held-out texts" in made.output and "Too few texts to tell drafters apart" in made.output
+    assert "It drafted nothing there" not in made.output
+    assert (tmp_path / "out" / "log.csv").read_text().splitlines()[1].startswith("3,")
     assert (tmp_path / "out" / "model.safetensors").is_file() and (tmp_path / "out" / "state.pt").is_file()
+    nothing = Measurement({"medusa": 1.0}, {"medusa": True}, {}, {"medusa": 0})
+    monkeypatch.setattr("paceline.train.evaluate.engine_tau", lambda *given: nothing)
+    again = run.invoke(app, asked)
+    assert again.exit_code == 0 and "It drafted nothing there" in again.output
     for wrong, message in ((["--set", "depth"], "is not KEY=VALUE"), (["--minutes", "0"], "minutes is 0")):
         refused = run.invoke(app, [*asked, *wrong])
         assert refused.exit_code == 2 and message in refused.output + refused.stderr

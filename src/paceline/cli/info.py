@@ -53,8 +53,8 @@ def info(engine: EngineArgs, *, as_json: bool, with_probe: bool = False) -> None
     if len(known) == 2 and vocabularies[0] != vocabularies[1]:
         problem = (
             f"The draft has another vocabulary ({len(vocabularies[1])} entries) than the model "
-            f"({len(vocabularies[0])}), so it cannot draft for it; use a draft made for this tokenizer, "
-            "or the drafter crossvocab."
+            f"({len(vocabularies[0])}), so only drafter crossvocab, which auto tries, can use it: it "
+            "translates. A draft made for this tokenizer guesses better."
         )
     told = None if head is None else facts_of(head)
     if told is not None and head is not None:

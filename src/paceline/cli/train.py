@@ -189,7 +189,9 @@ def drafter(
     if made.scores is not None:
         rates = " ".join(f"{rate:.2f}" for rate in made.scores.conditional)
         taus = f"{made.scores.tau:.2f} with a chain, {made.scores.tree:.2f} with a tree"
-        typer.echo(f"On held-out texts: accuracy by depth {rates}; simulated tau {taus}.")
+        count = len(made.held)
+        few = f" Too few texts to tell drafters apart: {FEW_TEXTS} are the least." if count < FEW_TEXTS else ""
+        typer.echo(f"On {count} held-out texts: accuracy by depth {rates}; simulated tau {taus}.{few}")
     card = TRAINERS.card(method)
     serves = card.drafter or method
     model, draft = (out, None) if card.model else (target, out)
@@ -198,6 +200,8 @@ def drafter(
     typer.echo(
         f"The engine's tau on {len(made.held[:MEASURED])} of them: {measured.tau[serves]:.2f}, {same} plain decoding."
     )
+    if not measured.drafted[serves]:
+        typer.echo("It drafted nothing there: no draft of it was expected to pay. Train it longer, or on more texts.")
 
 
 @command
@@ -259,6 +263,8 @@ def settings(given: list[str]) -> dict[str, str]:
 
 
 DRAFTER = "drafter"
+FEW_TEXTS = 10
+"""Held-out texts below which the figures are called uncertain."""
 MEASURED = 12
 """Held-out prompts that the engine answers at the end."""
 COMMANDS: dict[str, tuple[Callable[..., Any], str]] = {

@@ -25,6 +25,31 @@ class Need(NamedTuple):
     """As a refusal puts it, with what to do."""
 
 
+class DrafterSetting(NamedTuple):
+    """What a user may set of a drafter, as NAME.`name`=VALUE: a number from `low` to `high`, or one of `choices`."""
+
+    name: str
+    usual: float | str
+    """Its value where nothing is set."""
+    low: float = 0.0
+    high: float = 1.0
+    choices: tuple[str, ...] = ()
+
+    def read(self, text: str) -> float | str | None:
+        """The value that a text gives; None where it is none."""
+        if self.choices:
+            return text if text in self.choices else None
+        try:
+            value = float(text)
+        except ValueError:
+            return None
+        return value if self.low <= value <= self.high else None
+
+    @property
+    def expected(self) -> str:
+        return f"one of {', '.join(self.choices)}" if self.choices else f"a number from {self.low:g} to {self.high:g}"
+
+
 @dataclass(frozen=True, slots=True)
 class Offers:
     """A drafter's card."""
@@ -67,6 +92,8 @@ class Offers:
     """The first of them, which is always asked, if it drafts chains."""
     arms: tuple[str, ...] = ()
     """The drafters that a choice is made from, step by step."""
+    settings: tuple[DrafterSetting, ...] = ()
+    """What a user may set of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,12 +88,19 @@ class Host:
     """Bytes for what drafters remember of all requests together, shared out evenly to those that do."""
     share: float = 1.0
     """Part of the engine's memory and time for learning that is this host's: less where each tenant has its own."""
+    settings: Mapping[str, float | str] = field(default_factory=dict)
+    """What the user set of drafters: {DRAFTER.NAME: value}."""
 
     @property
     def lent(self) -> int:
         """Ids beyond the vocabulary that the target takes for probes."""
         target = self.components.get(TARGET)
         return cast(Lends, target).lent if target is not None and "lend" in target.abilities else 0
+
+    def setting(self, drafter: str, name: str) -> float | str:
+        """What the user set, else what the drafter's card says."""
+        usual = {it.name: it.usual for it in DRAFTERS.card(drafter).settings}[name]
+        return self.settings.get(f"{drafter}.{name}", usual)
 
     def model(self, name: str) -> Model:
         """The component of this name, which computes tokens."""

@@ -4,10 +4,15 @@
 
 A run of the draft's tokens becomes the target token of the same bytes: the longest run that the n-gram cache has, else
 one token by itself; where neither is, the chain ends. The cache grows while serving: each token that the target commits
-and that the draft needs several tokens for is entered. Guesses are points, and `exact` makes any translation lossless.
-The paper's ratio test would need the distribution of every run that spells a token; this one does without.
+and that the draft needs several tokens for is entered (crossvocab.translation=map leaves it empty). Guesses are points,
+and `exact` makes any translation lossless. The paper's ratio test would need the distribution of every run that spells
+a token; this one does without.
 
-With a share of a core to learn with (`ForeignModel.online`), an adapter follows the verified text (draft/online.py).
+A draft ends where the chance that all of it is kept, by the draft model's own confidence, no longer pays; the paper
+trains a head for this chance (crossvocab.stop=length: as many tokens as are asked for).
+
+With a share of a core to learn with (`ForeignModel.online`), an adapter follows the verified text (draft/online.py) and
+what the verifier thought of each of its tokens.
 """
 
 from collections import OrderedDict
@@ -23,10 +28,11 @@ from paceline.cache.txn import Txn
 from paceline.core.component import Ability, Embeds, Model, Rowless
 from paceline.core.errors import CapacityError, IntegrityError, RefusalError
 from paceline.core.forest import Forest, Law
-from paceline.core.registry import Need, Offers
+from paceline.core.registry import DrafterSetting, Need, Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, Ask, Host, View
-from paceline.draft.online import HELD_OUT_SHARE, Adapter, learn
+from paceline.draft.model import CHAIN_MIN_CHANCE, SHARP
+from paceline.draft.online import HELD_OUT_SHARE, Adapter, Judged, learn
 from paceline.draft.surfaces import Surfaces
 
 FOREIGN = "foreign"
@@ -35,6 +41,15 @@ MOST_RUNS = 1 << 16
 """Entries of the n-gram cache; the oldest go. With keys and bytes about 16 MB."""
 MAX_DRAFT_PIECES = 16
 """Draft tokens of one target token."""
+TRANSLATION = DrafterSetting("translation", "grow", choices=("grow", "map"))
+"""Does the n-gram cache grow, or are tokens of equal bytes alone translated?"""
+FOREIGN_STOP = DrafterSetting("stop", "chance", choices=("chance", "length"))
+"""Does a draft end where it no longer pays by its chance, or at its length?"""
+SPELT_AGAIN, SPELT_ALIKE = 24, 4
+"""Last tokens of a spelling that are spelt again when the text has grown, and how many in a row must come out as before
+for those in front of them to stay."""
+JUDGED_TOKENS = 32
+"""Most probable tokens of a verifier's distribution that an adapter learns from; the others count as one."""
 
 
 @dataclass(eq=False)
@@ -68,7 +83,8 @@ class ForeignModel(Rowless):
         """A new adapter and its thread, which works `share` of the time that `online` allows; None: nothing learns."""
         if not self.online:
             return None
-        adapter = Adapter(cast(Embeds, self.model).head, self.model.width)
+        shared = torch.tensor([each is not None and each in self.target.ids for each in self.own.bytes])
+        adapter = Adapter(cast(Embeds, self.model).head, self.model.width, shared=shared, judged=JUDGED_TOKENS)
         learn(adapter, self.online * share)
         return adapter
 
@@ -89,6 +105,13 @@ class Translation:
         """The static map: draft id to the target id of the same bytes."""
         self.runs: OrderedDict[tuple[int, ...], int] = OrderedDict()
         """The n-gram cache: draft ids, at least two, to the target id of the same bytes."""
+        self.back: dict[int, int] = {}
+        """Target id to the first draft id of the same bytes."""
+        for number, token in self.one.items():
+            self.back.setdefault(token, number)
+        self.shared = torch.zeros(len(target.bytes), dtype=torch.bool)
+        """[V]: target ids that the draft's tokenizer has, too."""
+        self.shared[list(self.back)] = True
 
     def learn(self, token: int) -> None:
         """A target token was committed: enter it where the draft spells it in several tokens."""
@@ -124,6 +147,14 @@ class Spelling:
 
     tokens: list[int] = field(default_factory=list)
     text: bytearray = field(default_factory=bytearray)
+    ids: list[int] = field(default_factory=list)
+    """Draft ids of `text[:spelt]`."""
+    spelt: int = 0
+    judged: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Where an adapter learns: {place of a token in the text: draft ids and log-probabilities of what the verifier
+    thought likely there}; moved to `laws` when the token is read."""
+    laws: dict[int, tuple[int, tuple[Tensor, Tensor]]] = field(default_factory=dict)
+    """What was in `judged`, with the token before it, by the byte at which the token begins."""
     drafted: list[int] = field(default_factory=list)
     """Draft ids of the text and of the draft behind it, the last time."""
     states: Tensor | None = None
@@ -144,22 +175,33 @@ class ForeignDraft:
     """Rows of the transaction that are computed."""
     states: list[Tensor] = field(default_factory=list)
     """Their hidden states, where an adapter learns."""
+    chance: float = 1.0
+    """That all drafted tokens are kept, by the draft model's own confidence."""
+    worth: float = 0.0
+    """The least chance of a whole draft that pays."""
 
     @property
     def pending(self) -> list[int]:
         return [*self.ids, *self.made][self.txn.base + self.done :]
 
+    @property
+    def live(self) -> bool:
+        return len(self.made) < self.ask.item.chain and self.chance >= self.worth
+
 
 @DRAFTERS.register(
     "crossvocab",
     Offers("a small model of another vocabulary", frozenset({Law.POINT}), shape="chain", nodes=5,
-           needs=frozenset({NEED_FOREIGN}), learns=True),
+           needs=frozenset({NEED_FOREIGN}), learns=True, stops_early=True, auto=("crossvocab",),
+           settings=(TRANSLATION, FOREIGN_STOP)),
 )  # fmt: skip
 class CrossVocab:
     def __init__(self, host: Host) -> None:
         self.foreign = cast(ForeignModel, host.components[FOREIGN])
         self.chunk = host.chunk
         self.translation = Translation(self.foreign.own, self.foreign.target)
+        self.grows = host.setting("crossvocab", "translation") == "grow"
+        self.by_chance = host.setting("crossvocab", "stop") == "chance"
         self.adapter = self.foreign.adapter if host.share == 1.0 else self.foreign.learner(host.share)
 
     def draft(self, asks: Sequence[Ask], view: View) -> Forest:
@@ -190,7 +232,8 @@ class CrossVocab:
             self._teach(self.adapter, view.slot(ask.request, Spelling), ids)
         lease = foreign.cache.open(ids, extra_key=ask.request.extra_key)
         try:
-            return ForeignDraft(ask, ids, foreign.cache.begin(lease, len(ids) - lease.length, ahead))
+            worth = (ask.item.min_chance or CHAIN_MIN_CHANCE).node if self.by_chance else 0.0
+            return ForeignDraft(ask, ids, foreign.cache.begin(lease, len(ids) - lease.length, ahead), worth=worth)
         except CapacityError:
             foreign.cache.close(lease)
             return None
@@ -199,11 +242,17 @@ class CrossVocab:
         """The text as draft ids."""
         mine, tokens = view.slot(ask.request, Spelling), ask.request.tokens
         if tokens[: len(mine.tokens)] != mine.tokens:
-            mine.tokens, mine.text = [], bytearray()
-        for token in tokens[len(mine.tokens) :]:
-            mine.text += self.foreign.target.shown(token)
+            mine.tokens, mine.text, mine.ids, mine.spelt = [], bytearray(), [], 0
+            mine.laws.clear()
+        for place in range(len(mine.tokens), len(tokens)):
+            if place in mine.judged:
+                mine.laws[len(mine.text)] = tokens[place], mine.judged.pop(place)
+            mine.text += self.foreign.target.shown(tokens[place])
         mine.tokens = list(tokens)
-        return self.foreign.own.spell(bytes(mine.text), start=True)
+        if not (ids := respelt(self.foreign.own, mine.ids, bytes(mine.text), mine.spelt)):
+            return []
+        mine.ids, mine.spelt = ids, len(mine.text)
+        return list(ids)
 
     def _write(self, writing: Sequence[ForeignDraft]) -> None:
         """Greedy continuations, all requests' next tokens in one pass, texts in passes of at most `chunk` rows."""
@@ -229,9 +278,18 @@ class CrossVocab:
             logits = self._logits(builder, parts, ends)
             if len(ends) != len(logits):
                 raise IntegrityError(f"{len(ends)} rows were wanted, but the draft gave {len(logits)}.")
-            for it, token in zip(ends, logits.argmax(-1).tolist()):
+            for it, token, chance in zip(ends, logits.argmax(-1).tolist(), self._chances(ends, logits)):
                 it.made.append(token)
-            active = [it for it in active if len(it.made) < it.ask.item.chain]
+                it.chance *= chance
+            active = [it for it in active if it.live]
+
+    def _chances(self, ends: Sequence[ForeignDraft], logits: Tensor) -> list[float]:
+        """That the best token of each row [N, V] is what the target takes there: its probability at the request's
+        temperature, as `model` has it for greedy ones."""
+        if not self.by_chance:
+            return [1.0] * len(ends)
+        heat = torch.tensor([it.ask.request.params.temperature or SHARP for it in ends])
+        return (logits.float() / heat.to(logits.device)[:, None]).softmax(-1).amax(-1).tolist()
 
     def _logits(
         self, builder: RowsBuilder, parts: Sequence[tuple[ForeignDraft, int]], ends: Sequence[ForeignDraft]
@@ -264,11 +322,69 @@ class CrossVocab:
         if start < stop:
             token = torch.tensor(ids[start + 1 : stop + 1])
             weight = torch.tensor([1.0 if d in self.translation.one else HELD_OUT_SHARE for d in token.tolist()])
-            adapter.add(mine.states[start - first : stop - first], token, weight)
+            adapter.add(
+                mine.states[start - first : stop - first], token, weight, self._laws(mine, ids, start + 1, stop + 1)
+            )
             mine.learned = stop
+        mine.laws.clear()
+
+    def _laws(self, mine: Spelling, ids: list[int], start: int, stop: int) -> "Judged | None":
+        """What the verifier thought at the draft ids start .. stop of the text, of those that stand where one of its
+        own tokens of the same bytes does."""
+        at, found = (
+            len(mine.text) - sum(len(self.foreign.own.shown(token)) for token in ids[start:]),
+            list[tuple[Tensor, Tensor] | None](),
+        )
+        for token in ids[start:stop]:
+            said = mine.laws.get(at)
+            found.append(said[1] if said is not None and self.translation.one.get(token) == said[0] else None)
+            at += len(self.foreign.own.shown(token))
+        return Judged.of(found, JUDGED_TOKENS) if any(law is not None for law in found) else None
+
+    def _judge(self, ask: Ask, view: View) -> None:
+        """Remember what the verifier thought where each token of the result was drawn, of tokens that both know."""
+        assert view.scores is not None
+        try:
+            scores, mine = view.scores(ask.place).float(), view.slot(ask.request, Spelling)
+        except IntegrityError:  # of a run nothing is known but its tokens
+            return
+        scores = scores.masked_fill(~self.translation.shared[: scores.shape[-1]].to(scores.device), float("-inf"))
+        scores = scores.log_softmax(-1)
+        first = len(ask.request.tokens)  # it has not got the result's yet
+        values, tokens = scores.topk(min(JUDGED_TOKENS, scores.shape[-1]), dim=-1)
+        mine.judged.clear()
+        for row, (some, of) in enumerate(zip(tokens.tolist(), values.cpu())):
+            if many := int((of > float("-inf")).sum()):
+                ids = torch.tensor([self.translation.back[token] for token in some[:many]])
+                mine.judged[first + row] = ids, of[:many]
 
     def learn(self, view: View) -> None:
         for ask in view.asks:
-            for token in view.results[ask.place].tokens:
+            tokens = view.results[ask.place].tokens
+            for token in tokens if self.grows else ():
                 if token >= 0:
                     self.translation.learn(token)
+            if self.adapter is not None and view.scores is not None and tokens and tokens[-1] >= 0:
+                self._judge(ask, view)
+
+
+def respelt(own: Surfaces, ids: Sequence[int], text: bytes, spelt: int) -> list[int]:
+    """Draft ids of a text whose first `spelt` bytes have the given ids. Its end is spelt again, from some tokens in
+    front of what is new; where that comes out as before for several tokens in a row, all in front of them stays. Else
+    the whole text is spelt. [] where it ends within a character."""
+    keep = max(0, len(ids) - SPELT_AGAIN)
+    old, sizes = list(ids[keep:]), [len(own.shown(token)) for token in ids[keep:]]
+    start = spelt - sum(sizes)
+    if keep and start > 0 and (new := own.spell(text[start:])):
+        places = {}  # byte, from the end of the text -> the old token that begins there
+        left = len(text) - start
+        for i, size in enumerate(sizes):
+            places[left] = i
+            left -= size
+        left = sum(len(own.shown(token)) for token in new)
+        for j in range(len(new) - SPELT_ALIKE + 1):
+            place = places.get(left)
+            if place is not None and old[place : place + SPELT_ALIKE] == new[j : j + SPELT_ALIKE]:
+                return [*ids[: keep + place], *new[j:]]
+            left -= len(own.shown(new[j]))
+    return own.spell(text, start=True)

@@ -35,6 +35,8 @@ class Leaving(Growing):
     layer: int = 0
     most: int = 64
     """Tokens, by the drafter's own choice."""
+    tau: float = 0.0
+    """It ends behind a distribution whose best token has less, where its drafter asks for that."""
     hidden: list[Tensor] = field(default_factory=list)
     taps: dict[str, list[Tensor]] = field(default_factory=dict)
 

@@ -2,21 +2,26 @@
 thread (OmniDraft, arXiv 2507.02659: on-line, on-policy, a hybrid loss, one adapter for each target).
 
     logits = Head (h + B A h)          h [N, H] behind the final norm; A [rank, H], B [H, rank], B zero at first
-    loss   = mean of w CE(logits, d)   d the draft id that the verified text has next; w = 1 where d is a token of the
-                                       target, too, else `HELD_OUT_SHARE`: the n-gram part
+    loss   = mean of KL(q || p)        where the draft id d that the verified text has next is a token of the target,
+                                       too, and p, what the verifier thought there, is known: both over the tokens that
+                                       both models have, of which all but p's most probable ones count as one
+             w CE(logits, d)           elsewhere; w = 1, or `HELD_OUT_SHARE` where the target has no such token
 
 The states are those that the drafter computed anyway, of rows of the text and of its own drafts up to the first that
 was not kept, so nothing but the head runs again. New rows are a test before they are a lesson: the adapter drafts while
 it names more of their tokens than the model alone does. A verified token is a draw of the target's distribution; cross
-entropy on draws is, in the mean, its forward KL. The model's own weights never change. What was learned decides what is
-drafted, never what is said; but how far it came in a given time is not repeatable.
+entropy on draws is, in the mean, its forward KL. A run of several passes has no p. The model's own weights never
+change. What was learned decides what is drafted, never what is said; but how far it came in a given time is not
+repeatable.
 """
 
 import atexit
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import torch
 import torch.nn.functional as F
@@ -24,6 +29,8 @@ from torch import Tensor
 
 RANK = 16
 HELD_OUT_SHARE = 0.2
+LEAST_REST, LEAST_LOG = 1e-6, -20.0
+"""Least probability that is left for all others, and least log-probability, in a divergence."""
 STEP_ROWS = 32
 """Rows of a step."""
 BYTES = 32 << 20
@@ -39,22 +46,62 @@ IDLE_LOOK_S = 0.02
 """Seconds between looks while there is nothing to learn from."""
 
 
+@dataclass(slots=True)
+class Judged:
+    """What a verifier thought of the next token, for each row: draft ids [N, K], -1 for none, and log-probabilities
+    [N, K], of which exp sums to at most 1."""
+
+    ids: Tensor
+    log_p: Tensor
+
+    @classmethod
+    def none(cls, rows: int, width: int) -> Self:
+        return cls(torch.full((rows, width), -1), torch.full((rows, width), float("-inf")))
+
+    @classmethod
+    def of(cls, found: "Sequence[tuple[Tensor, Tensor] | None]", width: int) -> Self:
+        made = cls.none(len(found), width)
+        for row, law in enumerate(found):
+            if law is not None:
+                made.ids[row, : len(law[0])], made.log_p[row, : len(law[0])] = law
+        return made
+
+    def reverse_kl(self, logits: Tensor, shared: Tensor) -> Tensor:
+        """[N]: KL(q || p) with q of logits [N, V] over the ids where `shared` [V]; what is not among `ids` is one event
+        more, in both. Rows without any are 0."""
+        known = self.ids >= 0
+        log_q = logits.masked_fill(~shared, float("-inf")).log_softmax(-1).gather(1, self.ids.clamp(min=0))
+        q = torch.where(known, log_q.exp(), 0.0)
+        p = torch.where(known, self.log_p.exp(), 0.0)
+        rest_q, rest_p = (1 - q.sum(-1)).clamp(min=LEAST_REST), (1 - p.sum(-1)).clamp(min=LEAST_REST)
+        some = known & torch.isfinite(log_q)
+        log_p = self.log_p.clamp(min=LEAST_LOG)
+        inside = torch.where(some, q * (log_q.masked_fill(~some, 0.0) - log_p.masked_fill(~some, 0.0)), 0.0).sum(-1)
+        each: Tensor = inside + rest_q * (rest_q.log() - rest_p.log())
+        return torch.where(known.any(-1), each, 0.0)
+
+
 class Adapter:
     """A, B of one target, and the rows that they learn from. `step` is one thread's; `add` and `__call__` are the
     engine's."""
 
-    def __init__(self, head: Callable[[Tensor], Tensor], width: int, most: int = BYTES, seed: int = 0) -> None:
-        """`head`: logits [N, V] of hidden states [N, H], linear in them."""
-        self.head = head
+    def __init__(
+        self, head: Callable[[Tensor], Tensor], width: int, most: int = BYTES, seed: int = 0,
+        shared: Tensor | None = None, judged: int = 0,
+    ) -> None:  # fmt: skip
+        """`head`: logits [N, V] of hidden states [N, H], linear in them. shared [V]: ids that are tokens of the target,
+        too; None: nothing but tokens is learned. `judged`: most ids of what a verifier thought of a row."""
+        self.head, self.shared, self.width_of_law = head, shared, judged
         self.stream = torch.Generator().manual_seed(seed)
         self.down = (torch.randn(RANK, width, generator=self.stream) * width**-0.5).requires_grad_()
         self.up = torch.zeros(width, RANK, requires_grad=True)
         self.served: tuple[Tensor, Tensor] | None = None
         """A and B as they draft; None: nothing was learned yet."""
-        self.rows = max(1, most // (4 * width + 16))
+        self.rows = max(1, most // (4 * width + 16 + 12 * judged))
         """Most that wait."""
         self.hidden = torch.zeros(0, width)
         self.token, self.weight = torch.zeros(0, dtype=torch.int64), torch.zeros(0)
+        self.judged = Judged.none(0, judged)
         self.lock = threading.Lock()
         self.optimizer = torch.optim.AdamW([self.down, self.up], lr=LR, weight_decay=0.0)
         self.steps, self.busy = 0, 0.0
@@ -72,9 +119,13 @@ class Adapter:
         down, up = served
         return hidden + (hidden.float() @ down.mT @ up.mT).to(hidden.dtype)
 
-    def add(self, hidden: Tensor, token: Tensor, weight: Tensor) -> None:
-        """Rows [N, H], the draft ids [N] that followed them, and how much each counts."""
+    def add(self, hidden: Tensor, token: Tensor, weight: Tensor, judged: Judged | None = None) -> None:
+        """Rows [N, H], the draft ids [N] that followed them, how much each counts, and what a verifier thought there,
+        where that is known."""
+        judged = judged or Judged.none(len(token), self.width_of_law)
         with self.lock:
+            self.judged.ids = torch.cat((self.judged.ids, judged.ids))[-self.rows :]
+            self.judged.log_p = torch.cat((self.judged.log_p, judged.log_p))[-self.rows :]
             self.hidden = torch.cat((self.hidden, hidden.float()))[-self.rows :]
             self.token = torch.cat((self.token, token))[-self.rows :]
             self.weight = torch.cat((self.weight, weight))[-self.rows :]
@@ -89,12 +140,13 @@ class Adapter:
             fresh = (self.hidden[-new:], self.token[-new:]) if new >= STEP_ROWS else None
             chosen = torch.randint(len(self.token), (min(STEP_ROWS, len(self.token)),), generator=self.stream)
             hidden, token, weight = self.hidden[chosen], self.token[chosen], self.weight[chosen]
+            judged = Judged(self.judged.ids[chosen], self.judged.log_p[chosen])
             self.tested = self.fed if fresh else self.tested
         if self.table is None:
             self.table = self.head(torch.eye(hidden.shape[1])).bfloat16()
         if fresh is not None:
             self.look(*fresh)
-        loss = (F.cross_entropy(self.logits(hidden), token, reduction="none") * weight).sum() / weight.sum()
+        loss = (self.losses(self.logits(hidden), token, judged) * weight).sum() / weight.sum()
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         self.optimizer.step()
@@ -102,6 +154,14 @@ class Adapter:
         made = self.down.detach().clone(), self.up.detach().clone()
         self.served = made if self.gain > 0 else None
         return True
+
+    def losses(self, logits: Tensor, token: Tensor, judged: Judged) -> Tensor:
+        """[N] of the rows' logits [N, V]."""
+        told = F.cross_entropy(logits, token, reduction="none")
+        if self.shared is None:
+            return told
+        known = (judged.ids >= 0).any(-1) & self.shared[token]
+        return torch.where(known, judged.reverse_kl(logits, self.shared), told)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As the adapter stands, with a gradient; the head in bfloat16."""

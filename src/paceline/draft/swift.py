@@ -19,7 +19,7 @@ import torch
 from paceline.core.component import TARGET
 from paceline.core.forest import Law
 from paceline.core.program import inputs
-from paceline.core.registry import Offers
+from paceline.core.registry import DrafterSetting, Offers
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, NEED_PROGRAM, SCRATCH, Ask, Host, View
@@ -29,7 +29,7 @@ from paceline.sample.filters import Warp, law
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race, winners
 
-RATIO = 0.45
+RATIO = DrafterSetting("ratio", 0.45, 0.01, 0.95)
 """Share of the sub-layers between the first layer and the last that are left out."""
 SURE_PROBABILITY = 0.8
 """A draft ends behind a candidate of less probability."""
@@ -78,16 +78,16 @@ class Comb:
         shape="tree",
         nodes=15,
         needs=frozenset({NEED_PROGRAM}),
+        settings=(RATIO,),
     ),
 )
 class Swift(TreeDrafter):
-    ratio = RATIO
-
     def __init__(self, host: Host) -> None:
         self.model, self.sampler, self.chunk = host.model(TARGET), host.sampler, host.chunk
         self.scratch = host.scratch
         self.width_of_choice = max(0, 2 * (inputs(self.model.places) - 2))
-        self.count = min(self.width_of_choice, max(1, int(self.width_of_choice * self.ratio)))
+        ratio = float(host.setting("swift", "ratio"))
+        self.count = min(self.width_of_choice, max(1, int(self.width_of_choice * ratio)))
         self.tasks: OrderedDict[tuple[str, object], Search] = OrderedDict()
         self._due: dict[int, None] = {}
         """Requests whose texts a set is to be scored on, the longest due first."""

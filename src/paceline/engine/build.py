@@ -15,6 +15,7 @@ from paceline.draft.companion import companions
 from paceline.draft.crossvocab import FOREIGN, ForeignModel
 from paceline.draft.head import load_head
 from paceline.draft.mtp import MTP, Mtp, holds_head
+from paceline.draft.settings import settings_of
 from paceline.draft.surfaces import Surfaces
 from paceline.draft.vocabulary import DraftVocabulary, vocabulary_of, wish_of
 from paceline.engine.adapters import Adapters, loras_of
@@ -74,7 +75,7 @@ def built(options: Options) -> tuple[Engine, Text]:
     fixed = {} if options.nodes is None else dict.fromkeys((name, *DRAFTERS.card(name).arms), options.nodes)
     config = EngineConfig.of(
         options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, draft_rows=shape.drafted,
-        remember=shape.remember,
+        remember=shape.remember, settings=settings_of(options.drafter_settings),
         drafter=name, nodes=fixed, block_size=block, **costs(options, model, components),
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)

@@ -3,6 +3,7 @@
 from paceline.attend.device import tensors_on
 from paceline.core.errors import InputError, RefusalError
 from paceline.draft import DRAFTERS
+from paceline.draft.settings import settings_of
 from paceline.engine.experts import check_experts
 from paceline.engine.gpu import check_device
 from paceline.engine.options import Options
@@ -37,6 +38,7 @@ def check_options(options: Options) -> None:
     check_device(options.device, options.dtype)
     check_overlap(options.overlap, options.device)
     check_online(options.online, options.drafter)
+    settings_of(options.drafter_settings)
 
 
 def check_length(length: str, drafter: object) -> None:

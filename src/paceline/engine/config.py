@@ -38,6 +38,8 @@ class EngineConfig(StepOptions):
     """Most drafted rows of a step, of all requests together; None: as many as the step has."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of past texts."""
+    settings: dict[str, float | str] = field(default_factory=dict)
+    """What was set of drafters: {DRAFTER.NAME: value}."""
 
     @classmethod
     def of(cls, options: StepOptions, **found: Any) -> "EngineConfig":

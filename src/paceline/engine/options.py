@@ -115,6 +115,11 @@ class Options(StepOptions):
         _any("Drafter: none, ngram, model, ...; in Python also a function, the `user` drafter. Default: auto, which "
              "chooses for each request and step."),
     ] = None  # fmt: skip
+    drafter_settings: Annotated[
+        tuple[str, ...],
+        _any("A setting of a drafter, as swift.ratio=0.3; may be repeated. docs/matrix.md lists them. It changes only "
+             "the speed.", "--drafter-set"),
+    ] = ()  # fmt: skip
     nodes: Annotated[
         int | None,
         _any("Drafted tokens a step. Default: the drafter's own number, less when many requests run."),
@@ -215,6 +220,7 @@ class EngineOptions(TypedDict, total=False):
     """Fields of `Options` other than model, draft and drafter, for type checkers; `Options` says what each is."""
 
     verifier: str
+    drafter_settings: tuple[str, ...]
     nodes: int | None
     dtype: Dtype
     quantize: Quantize | None

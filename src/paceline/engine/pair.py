@@ -1,5 +1,6 @@
 """Where a model and its draft lie, what their own cards say they are, and whether they can serve together."""
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +21,7 @@ from paceline.model.checkpoint import read_config, resolve
 if TYPE_CHECKING:
     from paceline.core.user import UserFn
 
+log = logging.getLogger("paceline")
 DEMO = Path(__file__).parent.parent / "demo"
 
 
@@ -47,8 +49,23 @@ def found(options: Options) -> Pair:
     name, _ = drafter_of(options)
     foreign = FOREIGN in {need.name for need in DRAFTERS.card(name).needs}
     model, kind = resolve(model_at, options.revision, options.token), FOREIGN if foreign else DRAFT
+    if draft is not None and head is None and name == "auto" and another_vocabulary(model, draft):
+        kind = FOREIGN
+        log.info("The draft %s has another tokenizer than the model: drafter crossvocab translates.", draft)
     own = draft is None and holds_head(model)
     return Pair(model, draft, head or (MTP if own else kind))
+
+
+def another_vocabulary(model: Path, draft: Path) -> bool:
+    """Has the draft model another tokenizer than the model? Where their files are the same, nothing is read."""
+    from paceline.engine.text import Text
+
+    mine, theirs = (path / "tokenizer.json" for path in (model, draft))
+    sizes = [it.stat().st_size if it.is_file() else -1 for it in (mine, theirs)]
+    if sizes[0] == sizes[1] >= 0 and mine.read_bytes() == theirs.read_bytes():
+        return False
+    size = read_config(model).vocab
+    return Text(model).vocabulary(size) != Text(draft).vocabulary(size)
 
 
 def paths(options: Options) -> tuple[str | Path, str | Path | None]:

@@ -52,6 +52,17 @@ def head(model: Model, hidden: Tensor, layer: int) -> Tensor:
     return model.forward(replace(rows, hidden=hidden)).logits
 
 
+def head_layers(model: Model) -> float:
+    """What the head costs in layers, by their numbers of weights; 0 where these are not known."""
+    spec = getattr(model, "spec", None)
+    if spec is None:
+        return 0.0
+    narrowed = getattr(model, "narrowed", None)
+    words = spec.vocab if narrowed is None else len(narrowed.words)
+    layer = spec.hidden * (2 * spec.head_dim * (spec.heads + spec.kv_heads) + 3 * spec.ffn)
+    return float(words * spec.hidden / max(layer, 1))
+
+
 def skipped(segment: Segment, entry: Entry | None, first: int) -> int:
     """Rows at the start of a text that enter behind this layer."""
     return len(entry.hidden) if entry is not None and entry.layer > first else 0

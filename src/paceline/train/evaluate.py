@@ -103,6 +103,8 @@ class Measurement:
     same: dict[str, bool]
     each: dict[str, list[tuple[int, int]]]
     """Drafter -> per prompt, the tokens after the first and the passes that made them."""
+    drafted: dict[str, int]
+    """Drafter -> tokens that it drafted, all prompts together."""
 
     def interval(self, drafter: str, draws: int = 1000) -> tuple[float, float]:
         """Confidence interval (95 %) of tau, by resampling the prompts."""
@@ -122,7 +124,7 @@ def engine_tau(
     from paceline import LLM, SamplingParams
 
     tau, same, plain = dict[str, float](), dict[str, bool](), None
-    each = dict[str, list[tuple[int, int]]]()
+    each, drafted = dict[str, list[tuple[int, int]]](), dict[str, int]()
     with LLM(target, draft, nodes=nodes, dtype=dtype, length="fixed", drafter="none", max_requests=1) as llm:
         for drafter in ("none", *drafters):
             params = [
@@ -131,9 +133,10 @@ def engine_tau(
             ]
             outputs = llm.generate([list(s.ids[: s.start]) for s in samples], params, progress=False)
             texts = [output.token_ids for output in outputs]
+            drafted[drafter] = sum(output.stats.drafted for output in outputs)
             plain = texts if plain is None else plain
             each[drafter] = [(len(text) - 1, max(output.stats.passes - 1, 0)) for text, output in zip(texts, outputs)]
             tokens, passes = (sum(column) for column in zip(*each[drafter]))
             tau[drafter] = tokens / max(passes, 1)
             same[drafter] = texts == plain
-    return Measurement(tau, same, each)
+    return Measurement(tau, same, each, drafted)

@@ -298,6 +298,9 @@ class TrainingRun:
                 report(now)
             if time.monotonic() - self.saved >= self.plan.save_seconds:
                 self.save()
+        if self.step < LOG_STEPS and self.window:  # too short for a line of its own
+            with writing(self.plan.out):
+                self.write(self.progress())
         self.save()
 
     def advance(self, batches: Sequence[Sequence[int]]) -> float:
