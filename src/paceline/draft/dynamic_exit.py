@@ -94,7 +94,7 @@ class Shadows:
         """What a new request takes over."""
         seen = float((self.right + self.wrong).max()) if len(self.right) else 0.0
         scale = min(1.0, INHERIT / seen) if seen else 1.0
-        return Shadows(*(part * scale for part in (self.right, self.wrong, self.sure_right, self.sure_wrong)))
+        return Shadows(self.right * scale, self.wrong * scale, self.sure_right * scale, self.sure_wrong * scale)
 
     def alpha(self) -> list[float]:
         """Share of right ones of each exit, with EXIT_DOUBT wrong ones more; 0 where none was seen."""

@@ -231,7 +231,7 @@ class S2DTree(TopK):
             rows.hidden = entering
             out = self.model.forward(rows)
             entering = out.taps[EXIT_TAP]
-            new = list(out.logits.split(counts))
+            new = list(out.logits.split_with_sizes(counts))
             logits = [new[i] if deeper[i] else logits[i] for i in range(len(trees))] if logits else new
             last = s == len(self.stages) - 1
             for i, tree in enumerate(trees):
