@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from paceline.model.spec import RouterScore
+from paceline.model.spec import Delta, RouterScore
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,12 @@ class Names:
     )  # fmt: skip
     """Next to a dense part: norms of what experts read, of what the dense part gives and of what they give; factors of
     what the router reads, and of the experts' weights, both with their names' ends."""
+
+    def inner(self, form: Delta) -> tuple[str, ...]:
+        """Input projections of a delta rule, below `delta`."""
+        if form.paired:
+            return *self.delta_inner[:2], self.delta_fused[1]
+        return self.delta_fused if form.fused else self.delta_inner
 
 
 BACKBONE = Names(

@@ -292,9 +292,7 @@ class Loader:
         )  # fmt: skip
 
     def delta(self, at: str, number: int, form: Delta) -> Recurrence:
-        names = self.names.delta_fused if form.fused else self.names.delta_inner
-        if form.paired:
-            names = (*self.names.delta_inner[:2], self.names.delta_fused[1])
+        names = self.names.inner(form)
         hidden, order = self.spec.hidden, partial(by_kind, form=form) if form.fused or form.paired else None
         return Recurrence(
             form,

@@ -7,7 +7,7 @@ from paceline.model.families import FAMILIES
 from paceline.model.family import Names
 from paceline.model.footprint import layer_matrices
 from paceline.model.gguf import GgufTensors
-from paceline.model.spec import Experts, Layer, ModelSpec
+from paceline.model.spec import Delta, Experts, Layer, Mamba, ModelSpec
 
 ROUNDED = 8.5
 """Bits of a weight that was stored as a float and is rounded in groups (`rounding.pack_bytes`)."""
@@ -18,7 +18,7 @@ FUSED_FLOAT_BITS = 2
 def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None:
     """Bits per weight, its scales included, averaged over all linear layers as they are packed; None: no more than half
     of the weights are in groups."""
-    if not spec.common or spec.recurrent:
+    if not spec.common:
         return loose_bits(tensors)
     found = list(matrices(tensors, spec))
     whole = sum(count for count, _ in found)
@@ -38,7 +38,7 @@ def loose_bits(tensors: Tensors | GgufTensors) -> float | None:
 def hot_bytes(tensors: Tensors | GgufTensors, spec: ModelSpec) -> tuple[int, int] | None:
     """Bytes of all linear layers and the head, which a pass reads: in the file, and packed as they are stored. None:
     not all of a GGUF file's matrices are in groups."""
-    if not isinstance(tensors, GgufTensors) or not spec.common or spec.recurrent:
+    if not isinstance(tensors, GgufTensors) or not spec.common:
         return None
     names = tensors.renamed or FAMILIES[spec.family].names
     head = names.embedding if spec.tied else names.head
@@ -63,7 +63,13 @@ def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[
         parts = matrix_names(names, layer)
         for number, ((outputs, inputs), fused) in enumerate(zip(layer_matrices(spec, layer), parts, strict=True)):
             kinds = [tensors.bits(f"{at}{name}.weight") for name in fused]
-            if number == 0 and len(kinds) == 3 and None not in kinds and kinds[0] == kinds[1] != kinds[2]:
+            if (
+                number == 0
+                and layer.attends
+                and len(kinds) == 3
+                and None not in kinds
+                and kinds[0] == kinds[1] != kinds[2]
+            ):
                 values = spec.kv_heads * spec.head_dim  # these lie apart (load.py)
                 yield (outputs - values) * inputs, kinds[0]
                 yield values * inputs, kinds[2]
@@ -73,8 +79,7 @@ def matrices(tensors: Tensors | GgufTensors, spec: ModelSpec) -> Iterator[tuple[
 
 def matrix_names(names: Names, layer: Layer) -> Iterator[tuple[str, ...]]:
     """What is fused into each of a layer's matrices, in the order of `layer_matrices`."""
-    yield names.qkv
-    yield (names.out,)
+    yield from mixer_names(names, layer)
     feed = layer.feed
     if feed is None:
         return
@@ -85,6 +90,18 @@ def matrix_names(names: Names, layer: Layer) -> Iterator[tuple[str, ...]]:
     for number, below in enumerate((*map(names.expert.format, range(feed.count)), *[names.shared] * (feed.shared > 0))):
         yield tuple(below + name.format(number) for name in names.expert_gate_up)
         yield (below + names.expert_down.format(number),)
+
+
+def mixer_names(names: Names, layer: Layer) -> tuple[tuple[str, ...], ...]:
+    """As of `matrix_names`, of attention or a recurrence."""
+    form = layer.recurs
+    if form is None:
+        return names.qkv, (names.out,)
+    if isinstance(form, Mamba):
+        return (f"{names.mamba}in_proj",), (f"{names.mamba}out_proj",)
+    if isinstance(form, Delta):
+        return tuple(names.delta + name for name in names.inner(form)), (f"{names.delta}out_proj",)
+    return (names.conv_in,), (names.conv_out,)
 
 
 def together(bits: list[float | None]) -> float | None:

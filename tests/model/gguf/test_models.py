@@ -381,6 +381,41 @@ def test_quantised_parts_are_the_dequantised_ones(family: str, tmp_path: Path, m
     assert torch.equal(stored, logits(write_gguf(tmp_path / "wide.gguf", path, others=kinds), text(1)))
 
 
+RECURRENT_OWN: dict[str, dict[str, Any]] = {
+    "lfm2": {"block_multiple_of": 32},
+    "mamba2": {"num_heads": 8, "head_dim": 16},
+    "granitemoehybrid": {**RECURRENT_Q8["granitemoehybrid"][0], "shared_intermediate_size": 64},
+    "qwen3_5_text": RECURRENT_Q8["qwen3_5_text"][0],
+    "qwen3_next": {
+        **RECURRENT_Q8["qwen3_5_text"][0], "moe_intermediate_size": 32, "shared_expert_intermediate_size": 32,
+    },
+}  # fmt: skip
+"""What differs from a family's tiny checkpoint, so that all matrices can be in groups."""
+
+
+@pytest.mark.parametrize("family", RECURRENT_OWN)
+def test_a_file_with_recurrences_keeps_its_own_bits(family: str, tmp_path: Path) -> None:
+    if not form("bfloat16", None, "cpu").native:
+        pytest.skip("the native decoder is not available here")
+    sizes: dict[str, Any] = {"rope_parameters": PLAIN, **RECURRENT_OWN[family]}
+    path = tiny_checkpoint(tmp_path, family, vocab=96, layers=2, hidden=64, with_tokenizer=False, **sizes)
+    file = write_gguf(tmp_path / "model.gguf", path, Kind.Q4_0, dict.fromkeys(("conv1d", "shortconv.conv"), Kind.F32))
+    own, wide = load_model(file), load_model(file, quantize="none")
+    assert wide.packing.name == "native" and own.packing.name == STORED
+    outs = []
+    for decoder in (own, wide):
+        decoder.allocate(BLOCKS, BLOCK)
+        outs.append(feed(decoder, text(1), range(LENGTH // BLOCK), BLOCK, [7, 8]).float())
+    assert not torch.equal(*outs)
+    apart = float((outs[0] - outs[1]).norm() / outs[1].norm())
+    assert apart < 0.15, "activations are in 8 bits, and a state adds up what they are off"
+    assert isinstance(own, NativeDecoder)
+    assert {layer.c.bits for layers in own.matrices()[:-1] for layer in layers} == {4}
+    spec = read_config(file)
+    foretold = measure(file, spec, packing_of(file, spec, "bfloat16", None, "cpu")).weights
+    assert held(own.weights) <= foretold <= 1.3 * held(own.weights)
+
+
 def test_projections_of_qwen3_next_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There they lie head by head, as in the checkpoint."""
     path = tiny_checkpoint(tmp_path, "qwen3_next", vocab=96, layers=2, with_tokenizer=False, full_attention_interval=2)
