@@ -50,8 +50,8 @@ to rewind or fork a text goes back to the end of a block and computes the rest a
 it. Every drafter that is not named below drafts for them, and a tree is verified in one pass: natively path by path,
 each row once; in PyTorch by the tree's own mask over decays (Mamba-2, STree) or one triangular solve (the gated delta
 rule). Drafters that run a part of the model's layers (`swift`, `early_exit`, `del`), and joins, are refused for such
-models. GGUF files keep their own bits where *native* says yes; the others are widened to the dtype unless `--quantize` says
-otherwise.
+models. GGUF files keep their own bits where *native* says yes; the others are widened to the dtype unless `--quantize`
+says otherwise.
 
 Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens along (`mtp.*`). It becomes the drafter
 `mtp`, which `auto` tries by itself; with a draft model it is left out.
