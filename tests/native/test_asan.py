@@ -17,6 +17,7 @@ TESTS = (
     "tests/native/test_shapes.py",
     "tests/model/test_grouped.py",
     "tests/model/test_native.py",
+    "tests/model/test_native_states.py",
     "tests/model/test_runs.py",
     "tests/model/test_mixtures.py",
     "tests/model/test_narrow.py",
