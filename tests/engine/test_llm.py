@@ -270,7 +270,7 @@ def test_bad_engines_are_refused(pair: tuple[Path, Path], tmp_path: Path) -> Non
     other = tiny_checkpoint(tmp_path / "other", vocab=400, with_tokenizer=False)
     save_tokenizer(other, 280)
     with pytest.raises(RefusalError, match="vocabulary"):
-        LLM(target, other, memory="100M")
+        LLM(target, other, drafter="model", memory="100M")
     with pytest.raises(RefusalError, match="draft=PATH"):
         LLM(target, drafter="model", memory="100M")
     with pytest.raises(CapacityError, match="give at least"):

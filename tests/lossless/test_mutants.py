@@ -400,11 +400,12 @@ def stale_frontier(patch: MonkeyPatch) -> None:
 def siblings_share_a_parse(patch: MonkeyPatch) -> None:
     """The grammar's parser goes forward only: a node's mask is that of whatever path was asked for before it."""
 
-    def go(self: Parse, place: Place) -> None:
+    def go(self: Parse, place: Place, until: float) -> tuple[bool, None]:
         if place.before is not None and place.key not in self._trail:
-            go(self, place.before)
+            go(self, place.before, until)
             self._parser.try_consume_tokens([place.token])
             self._trail.append(place.key)
+        return True, None
 
     patch.setattr(Parse, "_go", go)
 

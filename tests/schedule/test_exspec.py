@@ -170,9 +170,9 @@ def test_every_uniform_step_of_an_engine_is_uniform() -> None:
     assert isinstance(when, Grouped)
     uneven = 0
 
-    def noted(now: float) -> Plan:
+    def noted(now: float, held: Sequence[int]) -> Plan:
         nonlocal grouped_before, uneven
-        plan = desk_plan(now)
+        plan = desk_plan(now, held)
         rows = {item.rows for item in plan.items if item.given == 1}
         uneven += when.grouped > grouped_before and len(rows) > 1
         grouped_before = when.grouped

@@ -154,19 +154,18 @@ def most_probable(laws: dict[Path, Draws], nodes: int, least: float) -> list[tup
     """The `nodes` most probable paths below the root, none below `least`, as far as distributions are known: (chance,
     path) by falling chance."""
     out: list[tuple[float, Path]] = []
-    items: list[tuple[float, int, Path, int]] = []  # (-chance, when, path above, rank of the child)
+    items: list[tuple[float, int, Path, int, float]] = []  # (-chance, when, path above, rank, chance of the path)
 
     def offer(above: float, path: Path, rank: int) -> None:
         draws = laws.get(path)
         if draws is not None and rank < len(draws.token):
-            heappush(items, (-above * exp(draws.log_q[rank]), len(out), path, rank))
+            heappush(items, (-above * exp(draws.log_q[rank]), len(out), path, rank, above))
 
     offer(1.0, (), 0)
     while items and len(out) < nodes and -items[0][0] >= least:
-        value, _, path, rank = heappop(items)
-        draws = laws[path]
-        out.append((-value, (*path, draws.token[rank])))
-        offer(-value / exp(draws.log_q[rank]), path, rank + 1)
+        value, _, path, rank, above = heappop(items)
+        out.append((-value, (*path, laws[path].token[rank])))
+        offer(above, path, rank + 1)
         offer(-value, out[-1][1], 0)
     return out
 

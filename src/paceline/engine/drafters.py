@@ -197,6 +197,7 @@ class DrafterPool:
         self.seconds = {}
         items, asks = plan.items, self._asks(plan.items, txns)
         run, runner, proposer = self._proposer(plan, asks)
+        self.turns.begin(plan.items)
         if not run:  # one pass, and no more rows than are reserved for a run's chains, or than there is time for
             items = [
                 self._within(item, item.nodes if plan.passes == 1 else item.reserved(plan.passes)) for item in items
