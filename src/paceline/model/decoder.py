@@ -1,6 +1,7 @@
 """The decoder: one forward pass over flat rows, for every family."""
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -181,7 +182,14 @@ class Decoder:
             self.pools.append(attend)
 
     def allocate_states(self, blocks: int, block_size: int) -> None:
-        self.states = States(blocks, block_size, self.device, self.replay)
+        mine = weakref.ref(self)  # no circle, so that the weights go with the last user of this decoder
+
+        def replay(scan: Scan) -> None:
+            decoder = mine()
+            assert decoder is not None, "states are used behind their decoder"
+            decoder.replay(scan)
+
+        self.states = States(blocks, block_size, self.device, replay)
         for form in self.spec.recurrences:
             parts, record = layout_of(form, self.spec.hidden, self.compute)
             self.states.add(parts, record, self.compute)
