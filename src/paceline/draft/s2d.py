@@ -238,7 +238,7 @@ class S2DTree(TopK):
                 if deeper[i] and (last or self.sure(tree, logits[i], s)):
                     deeper[i] = False
                     self.exits.counts[s] += counts[i]
-                    tree.computed = len(tree.first) if last else 0  # what ended early lacks K/V of deeper layers
+                    tree.computed = 0  # rows of nodes lack K/V of the layers behind the exit
             if not any(deeper):
                 break
         return torch.cat(logits)
