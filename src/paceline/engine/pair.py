@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline")
 DEMO = Path(__file__).parent.parent / "demo"
+GGUF_TOKENS = "tokenizer.ggml.tokens"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +58,19 @@ def found(options: Options) -> Pair:
 
 
 def another_vocabulary(model: Path, draft: Path) -> bool:
-    """Has the draft model another tokenizer than the model? Where their files are the same, nothing is read."""
+    """Has the draft model another tokenizer than the model? Where their files say the same, no tokenizer is made."""
     from paceline.engine.text import Text
+    from paceline.model.gguf import load_header
 
-    mine, theirs = (path / "tokenizer.json" for path in (model, draft))
-    sizes = [it.stat().st_size if it.is_file() else -1 for it in (mine, theirs)]
-    if sizes[0] == sizes[1] >= 0 and mine.read_bytes() == theirs.read_bytes():
-        return False
+    if model.suffix == draft.suffix == ".gguf":
+        mine, theirs = (load_header(path).metadata.get(GGUF_TOKENS) for path in (model, draft))
+        if mine is not None and mine == theirs:
+            return False
+    else:
+        files = [path / "tokenizer.json" for path in (model, draft)]
+        sizes = [it.stat().st_size if it.is_file() else -1 for it in files]
+        if sizes[0] == sizes[1] >= 0 and files[0].read_bytes() == files[1].read_bytes():
+            return False
     size = read_config(model).vocab
     return Text(model).vocabulary(size) != Text(draft).vocabulary(size)
 
