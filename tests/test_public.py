@@ -102,13 +102,6 @@ def test_closed_is_closed_and_the_memory_is_free(capfd: pytest.CaptureFixture[st
         llm.generate("a")
 
 
-@pytest.mark.parametrize("name", ["batch", "streaming", "structured", "own_drafter"])
-def test_examples(name: str) -> None:
-    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=PATIENCE_S)
-    assert done.returncode == 0 and done.stdout.strip(), done.stderr
-    assert "the same text: False" not in done.stdout
-
-
 def test_the_example_of_tools() -> None:
     llm = AsyncLLM(chat_template=EXAMPLES / "tools.jinja")
     try:

@@ -93,6 +93,9 @@ def test_a_snippet(snippet: Snippet, request: pytest.FixtureRequest, tmp_path: P
             command, capture_output=True, text=True, timeout=PATIENCE_S, cwd=tmp_path, env={**os.environ, **where}
         )
         assert done.returncode == 0, done.stderr
+        if way == "example":
+            assert done.stdout.strip() or snippet.name.startswith("examples/small.py"), "only that one is imported"
+            assert "the same text: False" not in done.stdout
         if way == "curl":
             answers = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
             assert answers and not any("error" in answer for answer in answers), done.stdout

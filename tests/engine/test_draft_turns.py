@@ -80,4 +80,5 @@ def test_no_text_changes_and_few_drafts_are_made(drafter: str, monkeypatch: pyte
         engine = check(Setting(max_requests=8, row_budget=33), wishes, random.Random(0))
         return sum(each.drafted for each in engine.desk.totals.drafters.values())
 
-    assert drafted("a", "b") < drafted("", "") / 4
+    few = drafted("a", "b")
+    assert few < drafted("", "") / 4 and (few or drafter == "ngram")  # which finds little to guess here

@@ -49,8 +49,8 @@ class IntegrityError(AssertionError):
 
 
 def memory_ended(error: BaseException) -> bool:
-    """Says this error that memory ended: the machine's, or what this process may use of it? Libraries put it in
-    different ways."""
+    """Tell whether an error means that memory ran out: the machine's, or what this process may use of it. Each library
+    words it differently."""
     if isinstance(error, PacelineError):
         return False
     return isinstance(error, MemoryError) or getattr(error, "errno", None) == ENOMEM or "allocate memory" in str(error)

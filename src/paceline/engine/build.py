@@ -47,13 +47,9 @@ log = logging.getLogger("paceline")
 LOADING_ADVICE = "use fewer blocks, a smaller max_model_len, quantize int8 or int4, or tensor_parallel"
 
 
+@named_memory("while the engine was made", LOADING_ADVICE)
 def build(options: Options) -> tuple[Engine, Text]:
     """Load the models and make an engine. Raises CheckpointError, RefusalError, CapacityError or InputError."""
-    with named_memory("while the engine was made", LOADING_ADVICE):
-        return built(options)
-
-
-def built(options: Options) -> tuple[Engine, Text]:
     files = None if options.kv_disk is None else kv_files(options)
     check_options(options)
     if options.threads:

@@ -199,10 +199,9 @@ class DrafterPool:
         run, runner, proposer = self._proposer(plan, asks)
         self.turns.begin(plan.items)
         if not run:  # one pass, and no more rows than are reserved for a run's chains, or than there is time for
-            items = [
-                self._within(item, item.nodes if plan.passes == 1 else item.reserved(plan.passes)) for item in items
-            ]
-            asks = self._asks(items, txns)
+            items = [self._within(it, it.nodes if plan.passes == 1 else it.reserved(plan.passes)) for it in plan.items]
+            if any(mine is not planned for mine, planned in zip(items, plan.items)):
+                asks = self._asks(items, txns)
         parts, forests = dict[str, Forest](), dict[str, Forest]()
         for name, each in list(asks.items()):
             mine = [ask for ask in each if not (run and ask.item.nodes)]
@@ -229,9 +228,9 @@ class DrafterPool:
     def _within(self, item: Item, most: int) -> Item:
         """The item with at most `most` nodes; without a draft where that, or its masks, would take too long."""
         nodes = min(item.nodes, most)
-        if not (nodes and self.turns.affords(item) and self.host.sampler.affords(item.request, 1 + nodes)):
-            return item._replace(nodes=0, further=0)
-        return item._replace(nodes=nodes)
+        if nodes and self.turns.affords(item) and self.host.sampler.affords(item.request, 1 + nodes):
+            return item if nodes == item.nodes else item._replace(nodes=nodes)
+        return item._replace(nodes=0, further=0) if item.nodes or item.further else item
 
     def _drafted_by(self, name: str, asks: Sequence[Ask]) -> Forest:
         """A drafter's forest: what it had prepared, and of the other requests what it drafts now."""

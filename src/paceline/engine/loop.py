@@ -87,8 +87,10 @@ class Engine:
         )
         sampler = Sampler(model.vocab_size, *reading(tokenizer, model.vocab_size, eos))
         spare, chunk = range(config.blocks, config.blocks + scratch), min(512, config.row_budget)
-        host = Host(sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember)
-        host.settings = config.settings
+        host = Host(
+            sampler, model.vocab_size, self.components, callable, chunk, spare, config.remember,
+            settings=config.settings,
+        )  # fmt: skip
         self.judge = Judge(sampler, self.components)
         self.drafters = DrafterPool(host, config, self.table, self.desk.cache, clock)
         self.session = Session(model, config, self.judge, self.drafters, self.desk.cache, tokenizer=tokenizer, eos=eos)

@@ -140,7 +140,8 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
 
 
 def evened(raw: dict[str, Any]) -> dict[str, Any]:
-    """A config with one number in place of a list of it. Raises CheckpointError for other lists."""
+    """A config in which a list of equal numbers, one for each layer, is that number. Raises CheckpointError where they
+    differ."""
     found = dict(raw)
     for name in FAMILIES[raw["model_type"]].even:
         if isinstance(each := raw.get(name), list):
@@ -368,7 +369,7 @@ class Tensors:
         return tuple(self.view(name).get_shape())
 
     def told(self, name: str) -> float | None:
-        """A number that is no tensor."""
+        """A number that the file holds next to its tensors; None: there is no such number."""
         return None
 
     def kind(self, name: str) -> str:
