@@ -297,7 +297,8 @@ def test_texts_of_tenants_are_not_joined() -> None:
 
 
 def by_hand(peer: socket.socket, address: str, role: str) -> None:
-    """A connection in ZMTP 3.0, for what no client of ZeroMQ sends."""
+    """A connection in ZMTP 3.0, for what no client of ZeroMQ sends. Until the other end is ready, it takes nothing but
+    the handshake."""
     peer.settimeout(WAIT_MS / 1000)
     kind, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
@@ -305,6 +306,11 @@ def by_hand(peer: socket.socket, address: str, role: str) -> None:
     peer.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(52, b"\0"))
     ready = b"\x05READY\x0bSocket-Type" + len(role).to_bytes(4, "big") + role.encode()
     peer.sendall(b"\x04" + bytes([len(ready)]) + ready)
+    answer = b""
+    while b"READY" not in answer:
+        if not (part := peer.recv(4096)):
+            raise ConnectionError(f"Cut off after {answer!r}")
+        answer += part
 
 
 def ended(peer: socket.socket) -> bool:
@@ -387,7 +393,6 @@ def test_peers_of_one_address_keep_no_other_out(monkeypatch: pytest.MonkeyPatch)
             return peer
 
         good = connected("127.0.0.1")
-        assert good.recv(64), "its greeting"
         others = [connected("127.0.0.2") for _ in range(9)]
         assert all(map(ended, others[:-2])), "two of one address stay"
         late = [connected("127.0.0.1"), connected("127.0.0.3")]
