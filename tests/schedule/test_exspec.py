@@ -123,8 +123,8 @@ def rate(window: int) -> float:
 
 
 def test_the_grouping_rate_grows_with_the_window() -> None:
-    rates = [rate(window) for window in (5, 8, 32)]
-    print(f"\ngrouping rate by window 5, 8, 32: {rates}")
+    rates = [rate(window) for window in (5, 32)]
+    print(f"\ngrouping rate by window 5, 32: {rates}")
     assert rates == sorted(rates) and rates[0] < 0.1 and rates[-1] > 0.5
 
 
