@@ -40,6 +40,7 @@ def takes(llm: LLM, grammar: str, text: str) -> bool:
         ("hermes", '<tool_call>\n{"name": "weather", "arguments": {"city": %s}}\n</tool_call>'),
         ("mistral", '[TOOL_CALLS] [{"name": "weather", "arguments": {"city": %s}}]'),
         ("llama", '<|python_tag|>{"name": "weather", "parameters": {"city": %s}}'),
+        ("list", 'functools[{"name": "weather", "arguments": {"city": %s}}]'),
     ],
 )
 def test_free_text_then_a_call_by_its_schema(llm: LLM, syntax: str, call: str) -> None:
@@ -50,6 +51,10 @@ def test_free_text_then_a_call_by_its_schema(llm: LLM, syntax: str, call: str) -
     assert takes(llm, kept, "Hello, it is < 3 and fine.") and takes(llm, kept, good)
     assert takes(llm, kept, f"Let me see. {good}")
     assert not takes(llm, kept, bad) and not takes(llm, kept, f"{good}{good}") and not takes(llm, kept, f"{good} more")
+    if known.bare:  # read as a call without its marker, so held to the schema, too
+        plain = call.replace(known.marker, "")
+        assert takes(llm, kept, plain % '"Rome"') and not takes(llm, kept, plain % '"Oslo"')
+        assert takes(llm, kept, f"Let me see. {known.bare}") and not takes(llm, kept, known.bare)
     shaped = triggered(known, tools, parallel=True, answer=CITY).text
     assert takes(llm, shaped, '{"city":"Rome"}') and takes(llm, shaped, good) and not takes(llm, shaped, "Hello")
 

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from openai import OpenAI
+from openai import BadRequestError, OpenAI
 
 from paceline import AsyncLLM
 from paceline.serve import harmony
 from paceline.serve.chat import message
+from paceline.serve.protocol import ChatRequest
 from paceline.serve.settings import Settings
+from paceline.serve.tokens import Tokens
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
 from tests.serve.test_voices_live import TOOLS, answers, encode, saying
@@ -145,3 +147,93 @@ def test_forms_that_are_wanted_have_a_message_of_their_own(engine: AsyncLLM, cli
     assert whole.usage is not None and plain.usage is not None
     opening = len(encode(engine, harmony.FINAL_HEAD))
     assert whole.usage.prompt_tokens == plain.usage.prompt_tokens + opening
+
+
+STRICT_ADD: Any = {
+    "type": "function",
+    "function": {
+        "name": "add",
+        "strict": True,
+        "parameters": {
+            "type": "object",
+            "properties": {"a": {"enum": [12, 13]}},
+            "required": ["a"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def marked(tools_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
+    """Harmony's marks are special tokens: the end of sequence, and its last merges."""
+    path = tmp_path_factory.mktemp("marked") / "model"
+    shutil.copytree(tools_model, path)
+    (path / "template.jinja").write_text(TEMPLATE)
+    for file in ("tokenizer.json", "tokenizer_config.json"):
+        (path / file).write_text((path / file).read_text().replace("<|end|>", harmony.RETURN_MARK))
+    told = json.loads((path / "tokenizer.json").read_text())
+    marks, vocabulary = (*harmony.MARKS, harmony.CALL_MARK), told["model"]["vocab"]
+    told["model"]["merges"] = told["model"]["merges"][: -len(marks)]
+    for mark, token in zip(marks, sorted(vocabulary, key=vocabulary.__getitem__)[-len(marks) :], strict=True):
+        vocabulary[mark] = vocabulary.pop(token)
+        told["added_tokens"].append({**told["added_tokens"][0], "id": vocabulary[mark], "content": mark})
+    (path / "tokenizer.json").write_text(json.dumps(told))
+    llm = AsyncLLM(path, chat_template=path / "template.jinja", **DEMO)
+    assert all(len(encode(llm, mark)) == 1 for mark in (*marks, harmony.RETURN_MARK))
+    yield llm
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    "opening",
+    [
+        "<|channel|>commentary to=functions.add <|constrain|>json<|message|>",
+        " to=functions.add<|channel|>commentary json<|message|>",
+    ],
+)
+def test_strict_functions(marked: AsyncLLM, opening: str) -> None:
+    """The model thinks, and calls as it likes; the arguments keep to the schema."""
+    with running(marked, Settings(served_model_name=("tools",))) as address:
+        client = OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)
+        with saying(marked, encode(marked, THOUGHT + "<|start|>assistant" + opening + '{"a": 12}<|call|>')):
+            for choice in answers(client, tools=[STRICT_ADD], max_tokens=100):
+                [call] = choice.message.tool_calls
+                assert (call.function.name, call.function.arguments) == ("add", '{"a": 12}')
+                assert choice.message.reasoning_content == "They want < the | time."
+        with saying(marked, encode(marked, THOUGHT + SAID)):
+            for choice in answers(client, tools=[STRICT_ADD], max_tokens=100):
+                assert (choice.message.content, choice.finish_reason) == ("It is <|noon.", "stop")
+
+
+def test_what_breaks_a_strict_form_is_masked(marked: AsyncLLM) -> None:
+    from llguidance import LLMatcher
+
+    from paceline.sample.grammar import vocabulary
+    from paceline.serve.structure import chat_grammar
+
+    text = marked.llm.text
+    body = ChatRequest(model="m", messages=[{"role": "user", "content": "?"}], tools=[STRICT_ADD])
+    grammar = chat_grammar(body, TEMPLATE, Tokens(text.tokenizer).special)
+    assert grammar is not None
+    spelling = vocabulary(text.tokenizer, len(text.tokenizer), sorted(text.eos()))
+
+    def taken(answer: str) -> bool:
+        matcher, ids = LLMatcher(spelling, grammar.source(), log_level=0), encode(marked, answer)
+        return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
+
+    call = '<|channel|>commentary to=functions.add <|constrain|>json<|message|>{"a": 12}'
+    assert taken(call) and taken(THOUGHT + "<|start|>assistant" + call) and taken("<|channel|>final<|message|>Hm.")
+    for broken in ("14", '"12"', '12, "b": 1'):
+        assert not taken(call.replace("12", broken)), broken
+    assert not taken(call.replace("add", "now")) and not taken("Hm.") and not taken(THOUGHT)
+    form = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"enum": ["x"]}}}
+    grammar = chat_grammar(ChatRequest(**{**body.model_dump(), "response_format": form}), TEMPLATE,
+                           Tokens(text.tokenizer).special)  # fmt: skip
+    assert grammar is not None and taken(call) and taken('<|channel|>final<|message|>"x"')
+    assert not taken("<|channel|>final<|message|>Hm.")
+
+
+def test_marks_that_are_no_special_tokens_are_refused(client: OpenAI) -> None:
+    with pytest.raises(BadRequestError, match="no syntax that is known"):
+        client.chat.completions.create(model="tools", messages=[{"role": "user", "content": "?"}], tools=[STRICT_ADD])

@@ -7,8 +7,9 @@ import pytest
 
 from paceline.serve.errors import ApiError
 from paceline.serve.protocol import ChatRequest
-from paceline.serve.structure import CALL_LAYOUT, chat_grammar, moved, tool_choice
+from paceline.serve.structure import chat_grammar, tool_choice
 from paceline.serve.syntax import SYNTAXES
+from paceline.serve.triggered import CALL_LAYOUT, moved
 
 MESSAGES = [{"role": "user", "content": "x"}]
 NESTED = {"$defs": {"P": {"type": "object"}}, "properties": {"p": {"$ref": "#/$defs/P"}, "all": {"$ref": "#"}}}
@@ -65,7 +66,7 @@ def test_a_call_spends_no_tokens_on_its_layout(way: str, name: str) -> None:
         "strict": {},
         "single": {"parallel_tool_calls": False},
     }[way]
-    made = chat_grammar(body(tools=[tool("f", parameters=schema, strict=way == "strict")], **more), syntax)
+    made = chat_grammar(body(tools=[tool("f", parameters=schema, strict=way == "strict")], **more), syntax.signs[0])
     assert made is not None
     tokens = LLTokenizer("byte")
 

@@ -106,9 +106,10 @@ def test_markers_that_are_special_tokens(tools_model: Path, tmp_path: Path) -> N
     llm = AsyncLLM(path, **DEMO)
     marker = encode(llm, "<tool_call>")
     assert len(marker) == 1 and llm.llm.text.tokenizer.decode(marker, skip_special_tokens=True) == ""
+    strict = [{**tool, "function": {**tool["function"], "strict": True}} for tool in TOOLS]
     with running(llm, Settings(served_model_name=("tools",))) as url, saying(llm, encode(llm, CALLS)):
         client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
-        for choice in answers(client, tools=TOOLS):
+        for choice in (*answers(client, tools=TOOLS), *answers(client, tools=strict)):
             assert [c.function.name for c in choice.message.tool_calls] == ["now", "add"]
             assert choice.message.content == "I look."
     llm.close()

@@ -1,7 +1,7 @@
 """POST /v1/chat/completions."""
 
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
@@ -15,7 +15,6 @@ from paceline.serve.above import PolicyGeneration, policy_of
 from paceline.serve.body import JsonRoute, size
 from paceline.serve.errors import ApiError
 from paceline.serve.generation import Generation
-from paceline.serve.harmony import speaks
 from paceline.serve.other_clients import told_left_out
 from paceline.serve.parser import Content, Delta, Reasoning, ToolCall
 from paceline.serve.prompts import render, template, template_args
@@ -24,8 +23,7 @@ from paceline.serve.responses import ERRORS, STREAM_FORM, Chat
 from paceline.serve.server import Here, Server
 from paceline.serve.sse import event, respond
 from paceline.serve.structure import chat_grammar, tool_choice
-from paceline.serve.syntax import syntax_of
-from paceline.serve.triggered import FALLBACK_MARK
+from paceline.serve.triggered import FALLBACK_MARK, NO_MARKS
 from paceline.serve.voices import Voice, manner
 from paceline.serve.wishes import sampling_params, seeds
 
@@ -48,7 +46,7 @@ async def begin(body: ChatRequest, server: Server, bulk: int) -> tuple[Generatio
     """The answer to a conversation in the making, and the reader of each choice. `bulk`: bytes of the request."""
     shaped = bool(body.response_format or body.grammar or body.tools)
     source = tool_template(body, server)
-    params = await server.ready(lambda: wishes(body, source), bulk, shaped)
+    params = await server.ready(lambda: wishes(body, source, server.tokens.special), bulk, shaped)
     answered = params.grammar is not None and tool_choice(body) != "auto"
     args, how = variables(body, server), manner(body, server, answered, source)
     if how.special:
@@ -79,17 +77,16 @@ def bare_tools(body: ChatRequest, server: Server) -> "Sequence[Tool]":
     return body.tools or () if wanted else ()
 
 
-def wishes(body: ChatRequest, source: str = "") -> SamplingParams:
-    """The body's parameters with its one grammar. `source`: the chat template by whose signs calls are read."""
+def wishes(body: ChatRequest, source: str = "", marks: Mapping[str, int] = NO_MARKS) -> SamplingParams:
+    """The body's parameters with its one grammar. `source`: the chat template by whose signs calls are read; `marks`:
+    ids of the model's special tokens by their texts."""
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     if None is not body.max_tokens != limit:
         raise ApiError(400, "max_tokens and max_completion_tokens differ; give one.", param="max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise ApiError(400, NO_LOGPROBS, param="top_logprobs")
     top = (body.top_logprobs or 0) if body.logprobs else None
-    if speaks(source) and body.parallel_tool_calls is False:  # a call ends the answer there
-        body = body.model_copy(update={"parallel_tool_calls": None})
-    grammar = chat_grammar(body, syntax_of(source))
+    grammar = chat_grammar(body, source, marks)
     return sampling_params(body, max_tokens=limit, logprobs=top, seed=seeds(body, 1)[0], grammar=grammar)
 
 

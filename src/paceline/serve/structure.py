@@ -6,17 +6,13 @@ from typing import Any, Literal
 import orjson
 
 from paceline.core.grammar import Grammar
-from paceline.serve import triggered as triggered_
+from paceline.serve import harmony
 from paceline.serve.errors import ApiError
-from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling, Tool
-from paceline.serve.syntax import Syntax
+from paceline.serve.protocol import ChatRequest, NamedChoice, Sampling
+from paceline.serve.syntax import syntax_of
+from paceline.serve.triggered import ANY_OBJECT, CALL_LAYOUT, NO_MARKS, arguments, channels, moved, triggered
 
-CALL_LAYOUT = {"x-guidance": {"whitespace_pattern": " "}}
-"""Layout of a call: at most one space between the parts of its JSON. Small models that indent it run into their limit
-of tokens before it is whole."""
 Choice = Literal["none", "auto", "required"]
-NO_ARGUMENTS = {"type": "object", "properties": {}, "additionalProperties": False}
-"""The arguments of a function that takes none."""
 
 
 def given_grammar(body: Sampling) -> Grammar | None:
@@ -24,9 +20,10 @@ def given_grammar(body: Sampling) -> Grammar | None:
     return None if body.grammar is None else Grammar(body.grammar.kind, body.grammar.text)
 
 
-def chat_grammar(body: ChatRequest, syntax: Syntax | None = None) -> Grammar | None:
-    """The one grammar of a chat request. Raises ApiError for two that exclude each other, and for what could be broken:
-    a strict tool, or at most one call, where the model itself chooses."""
+def chat_grammar(body: ChatRequest, template: str = "", marks: Mapping[str, int] = NO_MARKS) -> Grammar | None:
+    """The one grammar of a chat request. `template`: the chat template by whose signs calls are read; `marks`: ids of
+    the model's special tokens by their texts. Raises ApiError for two that exclude each other, and for what could be
+    broken: a strict tool, or at most one call, where the model itself chooses."""
     choice, given = tool_choice(body), body.response_format
     sources = {
         "grammar": given_grammar(body),
@@ -35,7 +32,7 @@ def chat_grammar(body: ChatRequest, syntax: Syntax | None = None) -> Grammar | N
     }
     wanted = [name for name, grammar in sources.items() if grammar is not None]
     if choice == "auto" and wanted in ([], ["response_format"]):
-        return of_choice(body, syntax)
+        return of_choice(body, template, marks)
     if wanted and choice == "auto":
         wanted.append("tools")
     if len(wanted) > 1:
@@ -44,20 +41,24 @@ def chat_grammar(body: ChatRequest, syntax: Syntax | None = None) -> Grammar | N
     return sources[wanted[0]] if wanted else None
 
 
-def of_choice(body: ChatRequest, syntax: Syntax | None) -> Grammar | None:
+def of_choice(body: ChatRequest, template: str, marks: Mapping[str, int]) -> Grammar | None:
     """The grammar of an answer in which the model itself chooses whether to call: none where nothing is to be kept.
     Raises ApiError where the calls of the model are of no syntax that is known."""
     tools, wish = body.tools or [], body.response_format
     answer = None
     if wish is not None and of_format(body) is not None:
-        answer = wish.json_schema.schema_ if wish.json_schema is not None else triggered_.ANY_OBJECT
-    strict = any(tool.function.strict for tool in tools)
-    if answer is None and not strict and body.parallel_tool_calls is not False:
+        answer = wish.json_schema.schema_ if wish.json_schema is not None else ANY_OBJECT
+    channelled, strict = harmony.speaks(template), any(tool.function.strict for tool in tools)
+    single = body.parallel_tool_calls is False and not channelled  # with channels a call ends the answer in any case
+    if answer is None and not strict and not single:
         return None
-    if syntax is None:
+    if channelled and all(mark in marks for mark in harmony.MARKS):
+        return channels(tools, answer, marks)
+    syntax = syntax_of(template)
+    if syntax is None or channelled:
         message = "tools cannot be kept to a form: this model's calls are of no syntax that is known."
         raise ApiError(400, message, param="tools")
-    return triggered_.triggered(syntax, tools, body.parallel_tool_calls is not False, answer)
+    return triggered(syntax, tools, not single, answer, marks)
 
 
 def tool_choice(body: ChatRequest) -> Choice | NamedChoice:
@@ -103,11 +104,6 @@ def forced(body: ChatRequest) -> Grammar | None:
     return Grammar("json_schema", orjson.dumps(schema).decode())
 
 
-def arguments(tool: Tool) -> Mapping[str, Any]:
-    """The schema of a function's arguments; none given means none taken, as OpenAI has it."""
-    return NO_ARGUMENTS if tool.function.parameters is None else tool.function.parameters
-
-
 def call(name: str) -> dict[str, Any]:
     properties = {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/{name}"}}
     return {
@@ -116,14 +112,3 @@ def call(name: str) -> dict[str, Any]:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
-
-
-def moved(schema: Any, to: str) -> Any:
-    """The schema with its references to itself rewritten for its new place in another one."""
-    if isinstance(schema, list):
-        return [moved(part, to) for part in schema]
-    if not isinstance(schema, dict):
-        return schema
-    own: Any = schema.get("$ref")
-    refers = isinstance(own, str) and own.startswith("#")
-    return {k: to + own[1:] if k == "$ref" and refers else moved(part, to) for k, part in schema.items()}

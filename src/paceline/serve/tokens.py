@@ -13,8 +13,8 @@ class Tokens:
         """`tokenizer`: a fast tokenizer of transformers."""
         self.tokenizer = tokenizer
         self._added = {i: t.content for i, t in tokenizer.added_tokens_decoder.items()}
-        self.special = frozenset(t.content for t in tokenizer.added_tokens_decoder.values() if t.special)
-        """Texts of the tokens that `skip_special_tokens` leaves out."""
+        self.special = {t.content: i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        """The tokens that `skip_special_tokens` leaves out: ids by their texts."""
         decoder = tokenizer.backend_tokenizer.decoder
         kind = b"" if decoder is None else decoder.__getstate__()
         self._byte_level = b'"ByteLevel"' in kind
