@@ -1,6 +1,7 @@
 """`docs/matrix.md` by the join over the registries: `python -m tests.lossless.matrix_page > docs/matrix.md`."""
 
 from pathlib import Path
+from textwrap import fill
 
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
@@ -121,7 +122,7 @@ def page() -> str:
         f"Refused ({NAME} is the drafter's name):\n",
         "".join(f"{number}. {note}\n" for number, note in enumerate(notes, 1)),
         f"No pair refuses a feature. Each of these is tested with every legal pair:\n"
-        f"{', '.join(LONG.get(name, name) for name in FEATURES)}.\n",
+        f"{fill(', '.join(LONG.get(name, name) for name in FEATURES), 119)}.\n",
         MERGED,
         "## Drafters\n",
         table(["", "what it drafts", "shape", "needs"], drafter_rows),

@@ -1,4 +1,4 @@
-"""Rows over a paged prefix plus their own tree, in plain PyTorch: the slow twin of every attention kernel.
+"""Rows over a paged prefix plus their own tree, in plain PyTorch: the reference form of every attention kernel.
 
     scores of a row = [ its request's slots, by length and window | its request's candidates, by tree word ]
 

@@ -45,5 +45,5 @@ class Synthetic:
 
 
 def other(token: int) -> int:
-    """A token that it is not."""
+    """A token other than this one."""
     return token - 1 if token else 1

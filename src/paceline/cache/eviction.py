@@ -26,7 +26,7 @@ class Eviction(Protocol):
         text."""
 
     def victim(self, candidates: AbstractSet[int]) -> int:
-        """One of `candidates` (never empty; each was offered). It is gone afterwards."""
+        """The block to evict: one of `candidates` (never empty; each was offered). The policy forgets it."""
 
 
 Rank = tuple[int, ...]

@@ -39,16 +39,16 @@ class Lease:
     hashes: list[bytes] = field(default_factory=list)
     """Names of the sealed blocks: the hash chain's state."""
     layout: joined.Layout = ()
-    """Where the tokens stand: the request's."""
+    """Positions of the tokens in a joined text (`Request.layout`)."""
     states: frozenset[str] = frozenset()
     """Groups that keep a state of the text: it is known behind full blocks and behind the group's last row alone, so
     the group can only be cut there."""
     returns: int = 0
     """Tokens of the text that are asked for again soon, as the client says."""
     private: bool = False
-    """Its blocks serve this request alone."""
+    """Do the blocks serve this request alone?"""
     txn: "Txn | None" = None
-    """The open one."""
+    """The open transaction."""
 
     @property
     def length(self) -> int:

@@ -140,7 +140,7 @@ def time_parts(
 
 
 def quality(engine: EngineArgs, prompts: Path | None, num_prompts: int, json: Path | None) -> None:
-    """`--perplexity`: measure it, print it, and write it to `json`."""
+    """`--perplexity`: measure the perplexity, print it, and write it to `json`."""
     if prompts is None:
         raise InputError("--perplexity reads its texts from a file; give --prompts FILE.jsonl.")
     from paceline.bench.perplexity import perplexity
@@ -154,7 +154,7 @@ def quality(engine: EngineArgs, prompts: Path | None, num_prompts: int, json: Pa
 
 
 def time_kernels(context: typer.Context, json: Path | None) -> None:
-    """`--kernels`: time them, print it, and write it to `json`."""
+    """`--kernels`: time the kernels, print the figures, and write them to `json`."""
     for name in given(context):
         if name not in ("kernels", "json", "threads"):
             raise InputError(f"--kernels is a measurement of its own; leave out --{name.replace('_', '-')}.")

@@ -36,7 +36,7 @@ def reason(
     question: str, policy: str, engine: EngineArgs, sampling: SamplingArgs, sources: Sources, *, color: bool,
     as_json: bool,
 ) -> None:  # fmt: skip
-    """Answer it; the arguments are the command's."""
+    """Answer a question; the arguments are those of the command."""
     wish, screen = wished(policy, sources), Screen(color)
     show = None if as_json else lambda chunk: write(screen, chunk)
     with begun(question, wish, engine, sampling, sources) as (runner, made, request):

@@ -1,4 +1,4 @@
-"""`paceline simulate`: check that a decision log replays, or run its requests through the discrete-event twin."""
+"""`paceline simulate`: check that a decision log replays, or run its requests on a virtual clock."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

@@ -59,7 +59,7 @@ def idle(spec: "ModelSpec") -> int:
 
 
 def say_sizes(path: Path, *, as_json: bool) -> None:
-    """Print them."""
+    """Print the sizes of a model."""
     found = sizes(path)
     if as_json:
         typer.echo(json.dumps(found, indent=2))

@@ -48,7 +48,8 @@ class Component(Protocol):
         """Copy pool slots source[i] -> target[i], all read before any is written."""
 
     def read(self, slots: list[int]) -> bytes:
-        """What it keeps in these slots, packed. Only one of the same weights, dtype and layout can `write` it."""
+        """Bytes that the component keeps in these slots. Only a component with the same weights, dtype and layout can
+        `write` them."""
 
     def write(self, slots: list[int], packed: bytes) -> None:
         """Put what `read` gave into these slots. Raises InputError if the number of bytes does not match the slots."""

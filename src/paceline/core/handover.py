@@ -46,7 +46,7 @@ class Handover:
     restores: bool = False
     """The request was taken out of the source, which gets it back."""
     ended: bool = False
-    """It has ended at the source."""
+    """Has the request ended at the source?"""
 
     @property
     def action(self) -> HandoverAction:
@@ -152,7 +152,7 @@ class Reservations:
         return self.open[number]
 
     def settle(self, number: int, request: int) -> None:
-        """It has become a request of this id."""
+        """Note that a reservation has become a request with this id."""
         del self.open[number]
         self.settled[number] = request
         while len(self.settled) > MOST_SETTLED:

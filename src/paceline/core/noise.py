@@ -19,7 +19,7 @@ MUL2 = 0x94D049BB133111EB
 
 
 def mix(x: int) -> int:
-    """SplitMix64's finaliser on a Python integer; the slow twin of `sample.noise`."""
+    """SplitMix64's finaliser on a Python integer: the reference form of `sample.noise`."""
     x &= _MASK
     x = ((x ^ (x >> 30)) * MUL1) & _MASK
     x = ((x ^ (x >> 27)) * MUL2) & _MASK

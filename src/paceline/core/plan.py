@@ -101,7 +101,7 @@ class Work:
     pairs: int
     logits: int
     passes: int = 1
-    """As many of them, one after the other."""
+    """Number of passes of this kind, one after the other."""
 
     @classmethod
     def of(cls, items: Iterable[tuple[int, int, int]]) -> "Work":
@@ -196,4 +196,4 @@ class Note:
     offered: list[int]
     kept: list[int]
     part: bool = False
-    """It was part of a merged drafter, and this is what it proposed there."""
+    """Was the drafter part of a merged one? Then the figures are of what it proposed there."""

@@ -51,5 +51,5 @@ def duplicate(kind: str, name: str, first: Any, second: Any) -> InputError:
 
 
 def at(plugin: Any) -> str:
-    """Where it is from."""
+    """Module and name of a plug-in, for error messages."""
     return f"{getattr(plugin, '__module__', '?')}.{getattr(plugin, '__qualname__', repr(plugin))}"

@@ -19,7 +19,7 @@ class Program:
 
     first: int = 0
     last: int | None = None
-    """None: all of them."""
+    """Layer before which the pass ends; None: it runs to the last."""
     skip: frozenset[tuple[int, Part]] = frozenset()
     """(layer, part) of those that are left out; their K/V stay as they are (SWIFT, Xia et al. 2024)."""
     groups: tuple[tuple[int, ...], ...] = ()

@@ -44,12 +44,12 @@ Draft = tuple[Sequence[int], Sequence[int]]
 
 @dataclass(slots=True)
 class ProposerTable:
-    """A proposer's twin in the native library (native/run.h: Proposer)."""
+    """A proposer in the native library: the functions that do in C++ what `Proposer` does in Python (native/run.h)."""
 
     name: str
-    """Its functions are NAME_propose, NAME_kept and NAME_done."""
+    """Prefix of the functions: NAME_propose, NAME_kept and NAME_done."""
     state: "ctypes.Structure"
-    """What they are called with."""
+    """Structure that the functions are called with."""
     held: Any = None
     """What must outlive the run."""
     done: Callable[[], None] | None = None
@@ -76,4 +76,4 @@ class Proposer(Protocol):
         to move: a node's slot is the text's next one plus its number."""
 
     def native(self) -> ProposerTable | None:
-        """Its twin; None: the library calls back."""
+        """Native form of this proposer; None: the library calls back into Python."""

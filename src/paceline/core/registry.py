@@ -30,7 +30,7 @@ class DrafterSetting(NamedTuple):
 
     name: str
     usual: float | str
-    """Its value where nothing is set."""
+    """Default value."""
     low: float = 0.0
     high: float = 1.0
     choices: tuple[str, ...] = ()
@@ -93,7 +93,7 @@ class Offers:
     arms: tuple[str, ...] = ()
     """The drafters that a choice is made from, step by step."""
     settings: tuple[DrafterSetting, ...] = ()
-    """What a user may set of it."""
+    """Settings of the drafter that a user may change."""
 
 
 @dataclass(frozen=True, slots=True)

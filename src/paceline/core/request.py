@@ -51,7 +51,7 @@ class SpecStats:
     kept: list[int] = field(default_factory=list)
     """Drafted tokens that were accepted, at depth 1, 2, ..."""
     preempted: int = 0
-    """How often it lost its K/V to others and computed it again."""
+    """How often the request lost its K/V to others and computed it again."""
     cached: int = 0
     """Prompt tokens found in the prefix cache."""
 
@@ -130,9 +130,9 @@ class Request:
     """One entry per prompt token, the first None; filled as the prompt is computed."""
     stats: SpecStats = field(default_factory=SpecStats)
     branches: int = 0
-    """Forks of it so far."""
+    """Forks of this request so far."""
     epochs: int = 0
-    """Redraws of it so far."""
+    """Redraws of this request so far."""
     round: int = 0
     """Verification rounds so far: keys the streams that a redraw must not repeat."""
     layout: joined.Layout = ()

@@ -58,7 +58,7 @@ class Rows:
     """
 
     numbers: "array[int]"
-    """All of them in this order, one behind the other, as the host has them."""
+    """The arrays above, one after the other in this order, on the host."""
     width: int
     """B"""
     segments: list[Segment]

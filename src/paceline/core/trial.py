@@ -101,7 +101,7 @@ while head := source.read(4):
 
 
 class Child:
-    """One process. `ask` raises EOFError when it dies."""
+    """One child process. `ask` raises EOFError when the process dies."""
 
     def __init__(self) -> None:
         import llguidance

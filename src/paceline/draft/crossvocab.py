@@ -174,9 +174,9 @@ class ForeignDraft:
     done: int = 0
     """Rows of the transaction that are computed."""
     states: list[Tensor] = field(default_factory=list)
-    """Their hidden states, where an adapter learns."""
+    """Hidden states of these rows, if an adapter learns."""
     chance: float = 1.0
-    """That all drafted tokens are kept, by the draft model's own confidence."""
+    """Chance that all drafted tokens are kept, by the draft model's own confidence."""
     worth: float = 0.0
     """The least chance of a whole draft that pays."""
 

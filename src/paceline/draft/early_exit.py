@@ -36,7 +36,7 @@ class Leaving(Growing):
     most: int = 64
     """Tokens, by the drafter's own choice."""
     tau: float = 0.0
-    """It ends behind a distribution whose best token has less, where its drafter asks for that."""
+    """A draft ends after a distribution whose best token has less probability; 0: it does not."""
     hidden: list[Tensor] = field(default_factory=list)
     taps: dict[str, list[Tensor]] = field(default_factory=dict)
 

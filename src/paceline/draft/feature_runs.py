@@ -1,4 +1,4 @@
-"""Heads on features within runs, and natively in single steps; native/propose_feature.h is the twin of the proposer."""
+"""Heads on features within runs, and natively in single steps; native/propose_feature.h is the proposer in C++."""
 
 import ctypes
 from collections.abc import Sequence

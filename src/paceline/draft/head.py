@@ -297,7 +297,7 @@ class Head(nn.Module):
 
     @property
     def outputs(self) -> int:
-        """Output matrices, where it has its own."""
+        """Number of output matrices, if the head has its own."""
         return self.config.depth
 
     @property

@@ -83,7 +83,7 @@ class MergeMemory:
     beaten: dict[str, int] = field(default_factory=dict)
     """The latest round in which a part was asked and brought no more than was expected of those before it."""
     run: MergedProposer | None = None
-    """What drafts in this step, if it is a run: it keeps all this itself."""
+    """The proposer that drafts in this step, if the step is a run; it then keeps the fields above itself."""
 
 
 class Merged:

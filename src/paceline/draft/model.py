@@ -295,7 +295,7 @@ class ModelDrafter:
 
 @dataclass(slots=True)
 class ChainProposer:
-    """The draft model's chains between the passes of a run; native/propose_model.h is its twin."""
+    """The draft model's chains between the passes of a run; native/propose_model.h does the same in C++."""
 
     model: Model
     sampler: Sampler

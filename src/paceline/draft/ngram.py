@@ -124,7 +124,8 @@ class NgramDrafter:
 
 @dataclass(slots=True)
 class LookupProposer:
-    """Prompt lookup between the passes of a run; its twin, native/propose_ngram.h, scans the text without an index."""
+    """Prompt lookup between the passes of a run. The same in C++, native/propose_ngram.h, scans the text without an
+    index."""
 
     texts: list[int]
     nodes: list[int]

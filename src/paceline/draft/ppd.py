@@ -208,7 +208,7 @@ class State:
 
     guesses: list[list[int]] = field(default_factory=list)
     path: dict[int, Ranks] = field(default_factory=dict)
-    """{node of the forest: its path}"""
+    """{node of the forest: ranks on its path}"""
     probes: list[Ranks] = field(default_factory=list)
     """Path of the node that each probe's chain belongs to, in the order of the probes."""
 

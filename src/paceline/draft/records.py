@@ -43,7 +43,7 @@ class DrafterRecord:
 
     @property
     def sizes(self) -> tuple[KeptBySize, KeptBySize, KeptBySize]:
-        """As propose_merged.h has them."""
+        """Counts by size, in the order of propose_merged.h."""
         return self.drafted, self.asked, self.used
 
     def count(self, asked: int, drafted: int, kept: int, runs: bool = False) -> None:

@@ -112,7 +112,7 @@ def read(file: Path) -> dict[str, Tensor]:
 
 
 def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Their config.json with the keys of ours."""
+    """A released head's config.json, in Paceline's keys."""
     weights = renamed(read(file_of(path, method)), method)
     blocks = "blocks.0.linear.weight" if method == "medusa" else "depths.0.straight.weight"
     if blocks not in weights:

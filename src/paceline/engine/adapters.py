@@ -54,7 +54,7 @@ class NoAdapterError(InputError):
 
 
 class AdapterWaitError(CapacityError):
-    """Others in use leave no room for an adapter now."""
+    """Adapters in use leave no room for another one now."""
 
 
 @dataclass(eq=False, slots=True)
@@ -63,13 +63,13 @@ class LoadedAdapter:
 
     name: str
     path: Path | Chain
-    """Where it lies, or of which layers it is."""
+    """Path of the adapter's files, or the chain of layers that it stands for."""
     digest: str
     rank: int
     draft: Path | None = None
-    """Where its own draft lies."""
+    """Path of the adapter's own draft, if it has one."""
     slot: int = 0
-    """0: it is not in memory."""
+    """Slot of the adapter in memory; 0: it is not in memory."""
     users: set[object] = field(default_factory=set)
     """Ids of the requests that are computed with it, and embeddings."""
     waiters: set[int] = field(default_factory=set)

@@ -53,7 +53,7 @@ class Beside(Protocol):
         """Do a little. Called after each step of the engine while it is busy."""
 
     def abort(self, request: Request) -> None:
-        """End this request, if it is one of its own."""
+        """End this request, if it belongs to this work."""
 
     def close(self) -> None:
         """End everything."""

@@ -43,7 +43,7 @@ class Branches(dict[int, BranchFamily]):
         self.setdefault(parent.id, BranchFamily(parent)).live[child.id] = child
 
     def of(self, request: Request) -> BranchFamily | None:
-        """Where it is a branch."""
+        """The family of a request, if it is a branch."""
         return self.get(request.parent)
 
     def completed(self, request: Request) -> None:
@@ -52,7 +52,7 @@ class Branches(dict[int, BranchFamily]):
         family.done[request.id] = family.live.pop(request.id)
 
     def left(self, request: Request) -> Request | None:
-        """A branch is gone; its parent, where it has no other."""
+        """Note that a branch is gone. Returns its parent if that has no other branch."""
         family = self.get(request.parent)
         if family is None or family.live.pop(request.id, None) is None or family.live or family.done:
             return None

@@ -67,7 +67,7 @@ class Started:
     rows: Rows
     ticket: "Ticket[tuple[Out, Seconds]]"
     at: float
-    """When they began, in seconds."""
+    """Time at which the passes began, in seconds."""
     exits: dict[int, Tensor] = field(default_factory=dict)
     """{place: logits [rows, V] of the target's lower layers, of its root and its nodes}"""
     before: Seconds = nothing

@@ -43,7 +43,7 @@ class Recall:
 
     request: Request
     first: int
-    """Number of the first one in its text."""
+    """Place, in the text, of the first block that is read."""
     names: list[bytes]
     forms: dict[str, str]
     """{group: form} of the groups that the request keeps. Those that may lag are read where they are there."""
@@ -194,7 +194,7 @@ class DiskCache:
         return found
 
     def give_up(self, request: Request) -> bool:
-        """It arrives now, without what is being read; False where nothing is read for it."""
+        """Let a request arrive now, without the blocks that are being read for it. False if none are."""
         for each in self.pending:
             if request in each.others:
                 each.others.remove(request)

@@ -19,12 +19,12 @@ class Trip:
     request: Request
     arrived: float
     first: float | None = None
-    """When its first token was known."""
+    """Time at which the first token was known."""
     ended: float | None = None
 
     @property
     def started(self) -> float | None:
-        """When it left the queue."""
+        """Time at which the sample left the queue."""
         return self.request.admitted
 
     def look(self) -> None:

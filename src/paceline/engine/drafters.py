@@ -58,17 +58,17 @@ class Drafts:
     entries: list[Entry | None] = field(default_factory=list)
     """Rows of each item that have run through lower layers of the target while they were drafted."""
     forests: dict[str, Forest] = field(default_factory=dict)
-    """What each has drafted, in its own indices."""
+    """{drafter: what it has drafted, in its own indices}"""
     grown: dict[str, int] = field(default_factory=dict)
     """Drafter -> nodes that its forest had before it drafted while the pass ran."""
     beside: float = 0.0
-    """Seconds of what they drafted then."""
+    """Seconds that drafters took while the pass ran."""
     exit: float = 0.0
     """Share of the target's layers after which one of them reads what these layers make of the text."""
 
 
 class DrafterPool:
-    """Owns the drafters, their cards and their memories of requests. One thread owns it."""
+    """The drafters of an engine, with their cards and what they remember of requests. One thread owns the pool."""
 
     def __init__(
         self, host: Host, config: EngineConfig, table: DrafterTable, cache: Cache, clock: Callable[[], float]

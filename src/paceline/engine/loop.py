@@ -129,11 +129,11 @@ class Engine:
 
     @property
     def behind(self) -> bool:
-        """Has it work of its own while nobody waits for it (`catch_up`)?"""
+        """Has the engine work left that no request waits for (`catch_up`)?"""
         return self.disk is not None and self.disk.behind
 
     def catch_up(self) -> None:
-        """Do a little of that work."""
+        """Do a little of the work that no request waits for: store blocks on disk."""
         if self.disk is not None:
             self.disk.store()
 

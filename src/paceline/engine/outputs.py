@@ -21,7 +21,7 @@ class Completion:
     seed: int
     """The seed used: given with the same prompt and parameters it makes the same text again."""
     stats: SpecStats
-    """What speculation did for it."""
+    """Counts of what speculation did for this sample."""
     logprobs: list[TokenLogprob] | None = None
     """One entry a token, where asked for."""
     drafted: Sequence[bool] = ()
@@ -35,7 +35,7 @@ class RequestOutput:
     """All samples of one prompt. `text`, `token_ids`, `stats`, ... speak of the first."""
 
     prompt: str | None
-    """As it was given; None where it was given as token ids or as a conversation."""
+    """The prompt as it was given; None if it was given as token ids or as a conversation."""
     prompt_token_ids: list[int]
     """The prompt as token ids."""
     outputs: list[Completion]
@@ -76,9 +76,9 @@ class Chunk:
     index: int
     """Which sample: 0 .. n-1."""
     text: str
-    """What is new of its text."""
+    """Text since the last chunk."""
     token_ids: list[int]
-    """What is new of its tokens."""
+    """Tokens since the last chunk."""
     pieces: list[tuple[str, str | None]]
     """Pieces of the text with their source: (text, the drafter's name, or None for the model itself)."""
     done: Completion | None = None

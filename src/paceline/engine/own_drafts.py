@@ -50,7 +50,7 @@ class OwnDrafts:
 
     @property
     def bytes(self) -> int:
-        """What all of them take."""
+        """Bytes of all own drafts."""
         adapters = sum(self._draft.adapt().bytes[slot] for slot in self._adapted)
         return adapters + sum(head.component.weight_bytes for _, head in self.heads.values())
 

@@ -64,11 +64,11 @@ class ParkedRequest:
     fields: dict[str, Any]
     """Fields of `Request`, by name."""
     text: str | None
-    """Its output as far as it could be shown; None where nobody had a tokenizer."""
+    """The output as far as it could be shown; None if the engine had no tokenizer."""
     age: float
-    """Seconds from its arrival until it was parked."""
+    """Seconds from the request's arrival until it was parked."""
     waited: float | None
-    """Seconds from its arrival until its first lease."""
+    """Seconds from the request's arrival until its first lease."""
     block: int
     """Tokens of a block there: states are those behind such blocks."""
     first: int

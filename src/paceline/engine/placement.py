@@ -58,7 +58,7 @@ class Done(Generic[T]):
 
 
 class Serial:
-    """One after the other: the slow twin of the others."""
+    """Drafting and the pass one after the other: the reference form of the other placements."""
 
     overlaps = False
 

@@ -69,14 +69,14 @@ class Gathered:
 
 @dataclass(eq=False, slots=True)
 class SlotText:
-    """What is in a slot."""
+    """The text in a slot."""
 
     tokens: list[int]
     extra_key: str
     key: str
     """Owner: an API key, or nobody."""
     request: Request | None
-    """Request that wrote it; None: it was restored."""
+    """Request that wrote the text; None: it was restored from a file."""
     used: int = 0
 
     @property
@@ -85,7 +85,7 @@ class SlotText:
 
     @property
     def text(self) -> list[int]:
-        """Its tokens now."""
+        """Tokens of the text now."""
         return self.tokens if self.request is None else self.request.tokens
 
 

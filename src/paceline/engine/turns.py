@@ -18,7 +18,7 @@ class Turns:
         self._waiting.setdefault(whose, deque()).append(work)
 
     def take(self) -> None:
-        """Do one piece, if there is one; its client then stands last."""
+        """Do one piece of work, if there is one; its client is then the last in turn."""
         if not self._waiting:
             return
         whose = next(iter(self._waiting))

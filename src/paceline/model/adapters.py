@@ -27,7 +27,7 @@ class AdaptedRows:
     of: "Tensor | None" = None
     """[T] slot of each row's adapter, 0: none; None: no row has one."""
     groups: list[tuple[int, Tensor]] = field(default_factory=list)
-    """(slot, its rows)"""
+    """(slot of an adapter, rows that are computed with it)"""
 
     def begin(self, rows: Rows) -> None:
         """Take the rows of a pass."""

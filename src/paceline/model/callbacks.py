@@ -1,4 +1,4 @@
-"""A proposer as the native library calls it: by its own twin there, or back into Python."""
+"""A proposer as the native library calls it: a native one directly, one in Python by a callback."""
 
 import ctypes
 from collections.abc import Sequence

@@ -70,5 +70,5 @@ def check_chain(chain: Chain, layers: int) -> None:
 
 
 def shown(chain: Sequence[Link]) -> str:
-    """Its name."""
+    """Name of a chain, as requests give it."""
     return "+".join(f"{link.model}[{link.first}:{link.last}]" for link in chain)

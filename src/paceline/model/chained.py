@@ -30,9 +30,9 @@ class ChainWeights:
     """A chain that can be installed, and what adapters of the base add to its layers."""
 
     decoder: "Decoder"
-    """Computes it alone."""
+    """Decoder of this chain alone."""
     digest: str
-    """Equal ones are of chains that compute the same."""
+    """Digest of the layers: chains with equal digests compute the same."""
     delta: LoraWeights | None = None
 
     @property

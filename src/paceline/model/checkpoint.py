@@ -315,7 +315,7 @@ class Tensors:
         return QuantisedLayer(stem, (shape[0], shape[1]), take, lambda member: f"{stem}.{member}" in self.place)
 
     def stored(self, name: str, shape: tuple[int, ...] | None) -> Tensor:
-        """As it is in the file, whatever its type; `shape`: as in `take`, or any."""
+        """A tensor as it is in the file, whatever its type; `shape`: as in `take`, or None for any."""
         name, number = of_stack(name)
         if number is not None and name not in self.place:
             name = name.removesuffix(".weight")

@@ -152,17 +152,17 @@ class Decoder:
             return chain(self, self.draw, self.block_size, rows, most, temperature, keys, worth, share, sharp)
 
     def draws(self, draw: "Draw") -> None:
-        """Let it draw on its device, where its layers are kernels there: it can then run several passes in one call."""
+        """Let the decoder draw on its device, if its layers are kernels there. A call may then be several passes."""
         if self.packing.kernels and self.spread is None and not self.spec.recurrent:
             self.draw = draw
             self.abilities |= {"run", "chain"}
 
     def alike(self, weights: Weights, identity: str) -> "Decoder":
-        """Decoder of this shape with other weights."""
+        """Decoder with the same shape and other weights."""
         return Decoder(self.spec, weights, self.packing, self.attend_type, identity=identity)
 
     def take_adapters(self, other: "Decoder") -> None:
-        """Add what another one's adapters add: its rows may have them."""
+        """Use the adapters of another decoder, so that rows may have them."""
         self.adapters = other.adapters
 
     def allocate(self, blocks: int, block_size: int) -> None:

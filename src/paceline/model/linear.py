@@ -225,7 +225,7 @@ def as_stored(bits: float, dtype: torch.dtype, device: Device) -> Packing | None
 
 
 def plain(dtype: torch.dtype, device: Device) -> Packing:
-    """The slow twin of every packing. Half precision that a CPU lacks is multiplied row by row: no row is free."""
+    """The reference form of every packing. Half precision that a CPU lacks is multiplied row by row: no row is free."""
     free_rows = 64 if str(device).startswith("cuda") else 1 if dtype in HALF_DTYPES else 16
     whole = partial(tiled, tile=1, itemsize=dtype.itemsize)
     return Packing("plain", dtype, dtype, pack_plain, whole, 2 * dtype.itemsize, free_rows)

@@ -82,7 +82,7 @@ def readers() -> tuple[Any, ...]:
 
 
 def dump(value: Any) -> Any:
-    """As JSON has it."""
+    """Value as JSON data."""
     if is_dataclass(value):
         return {"is": type(value).__name__, **{f.name: dump(getattr(value, f.name)) for f in fields(value)}}
     return [dump(item) for item in value] if isinstance(value, (tuple, list)) else value

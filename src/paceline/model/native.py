@@ -1,4 +1,4 @@
-"""The decoder whose pass is one native call. Its slow twin is model/decoder.py."""
+"""The decoder whose pass is one native call. Its reference form is model/decoder.py."""
 
 import ctypes
 import math

@@ -1,4 +1,4 @@
-"""Adapters of the native decoder, packed as native/lora.h reads them. Its slow twin is model/adapters.py."""
+"""Adapters of the native decoder, packed as native/lora.h reads them. The reference form is model/adapters.py."""
 
 import ctypes
 from collections.abc import Sequence

@@ -90,7 +90,7 @@ class PartsWriter:
         return os.fdopen(handle, "wb"), False
 
     def close(self, key: str, file: BinaryIO) -> None:
-        """All of it is written."""
+        """Close a file of which all is written, and give it its name."""
         file.flush()
         os.fsync(file.fileno())
         file.close()

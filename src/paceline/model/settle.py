@@ -70,7 +70,7 @@ class Settling:
 
 
 def stop(settling: "weakref.ref[Settling]") -> None:
-    """End it if it is still there."""
+    """Stop the thread of an object, if that still exists."""
     if (it := settling()) is not None:
         it.stop()
 

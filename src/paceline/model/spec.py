@@ -227,7 +227,7 @@ class KvShape:
 
     @property
     def numbers(self) -> int:
-        """All of them."""
+        """Numbers of a token in all: parts times heads times width."""
         return self.parts * self.heads * self.width
 
 
@@ -240,7 +240,7 @@ class Layer:
 
     @property
     def attention(self) -> Attention:
-        """Its mixer, of a layer that is known to attend."""
+        """The mixer of a layer that is known to attend."""
         assert isinstance(self.attends, Attention)
         return self.attends
 
@@ -345,7 +345,7 @@ class ModelSpec:
     rows; 0: nothing."""
     token_vocab: int = 0
     early_exit: bool = False
-    """It was trained to end behind any layer (`early_exit` in its config.json)."""
+    """Was the model trained to end after any layer (`early_exit` in its config.json)?"""
 
     @property
     def common(self) -> bool:
@@ -432,6 +432,6 @@ class ModelSpec:
         )
 
     def record_bytes(self, itemsize: int) -> int:
-        """Bytes of what one row brings to it."""
+        """Bytes that one row brings to the state (its record)."""
         widths = [self.hidden if isinstance(it, ShortConv) else it.record for it in self.recurrences]
         return itemsize * sum(widths)

@@ -37,10 +37,10 @@ class ExpertPart:
     """0 for gates, 1 for ups; None: all."""
     bias: bool
     layout: str
-    """One of those above."""
+    """Name of a layout: one of the constants above."""
 
     def of(self, rows: Tensor) -> Tensor:
-        """Its outputs among those of the fused matrix."""
+        """Rows of the fused matrix that are this part's outputs."""
         if self.turn is None:
             return rows
         return rows[self.turn :: 2] if self.layout == "turns" else rows.chunk(2)[self.turn]

@@ -199,7 +199,7 @@ class States:
         self.records.append(torch.zeros(0, record, dtype=dtype, device=self.device))
 
     def is_end(self, slot: int) -> bool:
-        """Is it the last of its block?"""
+        """Is this slot the last of its block?"""
         return slot % self.block_size == self.block_size - 1
 
     def chain(self, slot: int) -> tuple[int | None, list[int]]:
@@ -303,7 +303,7 @@ class States:
         self.replay(Scan([part], [self.known[it].place for it in since], [], [], self, none))
 
     def scan(self, rows: Rows) -> Scan:
-        """This pass, with places for what it leaves."""
+        """The scan of a pass, with slots for the states and records that it leaves."""
         count, parts, own, replayed = rows.count, list[Part](), list[int](), list[int]()
         slots, words = rows.numbers[2 * count : 3 * count], rows.numbers[3 * count : 4 * count]
         kept, left, first = list[int](), list[tuple[int, int | None]](), 0

@@ -264,7 +264,7 @@ class Reading(Straight):
         return found
 
     def linear(self, name: str, prepare: Callable[[], Prepared]) -> Linear:
-        """One that is late has its own life: nobody shares it."""
+        """A linear layer by name. One whose weights are packed later is shared with nobody."""
         about = self.about(name)
 
         def read() -> Linear:

@@ -36,7 +36,7 @@ class DrafterFacts:
     """Drafted a step, unless a request or the policy says otherwise."""
     chain: bool
     group: str | None = None
-    """Its own K/V group, if it has one."""
+    """K/V group of the drafter's own, if it has one."""
     limit: int | None = None
     """Longest text in tokens that it can draft for."""
     stops_early: bool = False
@@ -44,7 +44,7 @@ class DrafterFacts:
     most: int | None = None
     """Most nodes that the policy may give it; None: as many as pay."""
     always_asked: str | None = None
-    """The part of a merged one that drafts chains and is always asked."""
+    """Part of a merged drafter that drafts chains and is asked in every step."""
     runs: Runs = False
     """Can it draft in steps of several passes (`Offers.runs`)?"""
     taps: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class DrafterFacts:
     ahead: Ahead = ""
     """What it drafts while the target's pass runs (`Offers.ahead`)."""
     failures: int = 0
-    """How often it has raised."""
+    """How often the drafter has raised an error."""
 
     def further(self, nodes: int, depth: int) -> int:
         """Rows that it drafts while a pass runs with `nodes` of it, of a text that goes on for `depth` more."""
@@ -94,10 +94,10 @@ class StepDecision:
     answers: dict[tuple[int, str], bool] = field(default_factory=dict)
 
     def reads(self, request: int, group: str, seconds: float, left: int, hope: float = 1.0) -> bool:
-        """Is reading a text with this group for `seconds` worth it, if `left` tokens may still come? It is if the
-        expected gain pays for it; if only the best one does for the share `hope` of the seconds, one request reads, as
-        far as there is room. If it is only hoped that there is, there must be as much again, for the tries that it
-        reads for. The first token comes with the prompt, whatever drafts. The same question has the same answer
+        """Is reading a text with this group for `seconds` worth the time, if `left` tokens may still come? Yes if the
+        expected gain pays for it. If only the best possible gain pays for the share `hope` of the seconds, one request
+        reads, as far as `room` allows; where `hope` is below 1 the room must be twice that, for the tries that follow
+        the reading. The first token comes with the prompt, whatever drafts. The same question has the same answer
         throughout a step."""
         if group not in self.gain:
             return True

@@ -37,10 +37,10 @@ Points = Mapping[int, Mapping[str, Sequence[Point]]]
 
 
 class Price:
-    """Seconds of a step that is `base` and some rows more, less what the rows of prompts cost in any case: next to
-    them, who bring no tokens, drafts would seem cheap. Where one of `runs` drafts for all who draft, a step may have
-    as many passes as `patience` allows, and each its part is counted. `hopeful`: prices of drafts are the lowest that
-    can be true (`StepTimes.hope`). Made for one decision: it remembers."""
+    """Seconds of a step that is `base` and some more rows, less what the rows of prompts cost in any case: those bring
+    no tokens, and drafts would seem cheap next to them. If one of `runs` drafts for all requests that draft, a step may
+    have as many passes as `patience` allows, and the price is that of one pass. `hopeful`: prices of drafts are the
+    lowest that can be true (`StepTimes.hope`). An object serves one decision: it remembers prices."""
 
     def __init__(
         self, times: StepTimes, base: Work, patience: float = 0.0, runs: Collection[str] = (), hopeful: bool = False
@@ -51,7 +51,7 @@ class Price:
         self.known: dict[int, float] = {}
 
     def rows(self, more: float) -> float:
-        """Without drafting, with `more` expected rows."""
+        """Seconds of a step in which nothing is drafted, with `more` expected rows."""
         low = int(more)
         part = more - low
         return self._rows(low) if not part else (1.0 - part) * self._rows(low) + part * self._rows(low + 1)
@@ -69,7 +69,7 @@ class Price:
         return self.times.of_draft(part) * (self.times.hope(part.drafter) if self.hopeful else 1.0)
 
     def of(self, choice: Choice) -> float:
-        """With it."""
+        """Seconds of a step with this choice."""
         return self.drafted(sum(point.rows for _, point in choice.values()), parts_of(choice))
 
     def drafted(self, rows: float, parts: Sequence[Drafting]) -> float:

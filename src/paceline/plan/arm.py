@@ -46,7 +46,7 @@ class Arm:
         return runs is True or (runs == "greedy" and all(r.params.greedy for r in requests))
 
     def key(self, size: int) -> Key:
-        """Where its acceptance is kept."""
+        """Key under which the drafter's acceptance is counted, for a tree of `size` nodes."""
         return (self.like or self.drafter, 0 if self.facts.chain else size)
 
     def sizes_for(self, request: Request, depth: int, count: int, window: int) -> list[int]:

@@ -87,7 +87,7 @@ class Belief:
     where the one above is kept."""
     mean: Tally = field(default_factory=Tally)
     own: dict[int, Tally] = field(default_factory=dict)
-    """{request id: its own counts}"""
+    """{request id: counts of that request alone}"""
     asked: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     offered: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
     """Rounds that asked for a depth, and the nodes that had a row there."""
@@ -104,7 +104,7 @@ class Belief:
             self.offered[d] = 0.95 * self.offered[d] + (offered[d] if d < len(offered) else 0)
 
     def known(self, now: int) -> float:
-        """Rounds that speak for it now."""
+        """Rounds that the belief rests on now, faded."""
         self.mean.fade(now)
         return self.mean.tries[0]
 

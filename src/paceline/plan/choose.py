@@ -41,15 +41,15 @@ class HeldChoice:
     """A choice that holds for some steps."""
 
     picks: dict[int, Pick | None] = field(default_factory=dict)
-    """{request id: pick} of those that were there when it was made."""
+    """{request id: pick} of the requests that were there when the choice was made."""
     usual: Pick | None = None
-    """What most of them were given, of the least size."""
+    """The drafter that most of these requests got, with the fewest nodes among them."""
     worth: dict[str, MinChance] = field(default_factory=dict)
     goodput: float = 0.0
     count: int = 0
-    """Requests that it was made for."""
+    """Number of requests when the choice was made."""
     left: int = 0
-    """Steps that it holds on."""
+    """Steps for which the choice still holds."""
     why: tuple[str, ...] = ()
 
     def pick(self, request: Request) -> Pick | None:
@@ -74,11 +74,11 @@ class Goodput(LengthPolicy):
     patience: float = 0.0
     """Seconds that a step of more than one pass may take."""
     live: Callable[[], int] = lambda: 0
-    """As of `Basis`."""
+    """Requests that decode or whose prompts are being read (`Basis.live`)."""
     arms: dict[str, Arm] = field(default_factory=dict)
     beliefs: Beliefs = field(default_factory=Beliefs)
     apart: dict[str, Beliefs] = field(default_factory=dict)
-    """{tenant: what its requests have taught}: nobody learns from the requests of another."""
+    """{tenant: beliefs from its own requests}: no tenant learns from the requests of another."""
     tenants: dict[int, str] = field(default_factory=dict)
     """{request: its tenant}, of those that have one."""
     governor: Governor = field(init=False)
@@ -89,9 +89,9 @@ class Goodput(LengthPolicy):
     resting: dict[str, int] = field(default_factory=dict)
     """{drafter that has failed: step at which its rest ends}"""
     chains: dict[str, list[str]] = field(default_factory=dict)
-    """{K/V group: who drafts chains with it}"""
+    """{K/V group: drafters that draft chains with it}"""
     trying: bool = False
-    """Does a request try what is not chosen, in this step?"""
+    """Does a request of this step try a drafter that is not chosen?"""
     _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
     """{requests: (step, `StepDecision.gain`)}"""
     _look: int = YOUNG
@@ -359,7 +359,7 @@ class Goodput(LengthPolicy):
         return out
 
     def _reconsider(self) -> None:
-        """What was chosen holds no longer."""
+        """Drop the choices that hold, so that the next step chooses again."""
         for now in self.held.values():
             now.left = 0
         self._gains.clear()

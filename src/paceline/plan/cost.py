@@ -347,8 +347,8 @@ class StepTimes:
             weights[k] = min(seen)
 
     def fit_target(self, samples: Sequence[tuple[Work, float]]) -> None:
-        """The target's terms from passes of it alone. A knot that none of them touches goes on from the ones below in
-        proportion."""
+        """The target's terms from passes of it alone. Knots (numbers of rows) that none of them
+        touches are extrapolated from those below."""
         if not samples:
             return
         self.speed, self.seen, self.measured = 1.0, len(samples), True

@@ -53,7 +53,7 @@ class FixedLength(LengthPolicy):
 
     @property
     def measured(self) -> StepTimes | None:
-        """The table, where its prices hold."""
+        """The table of step times, if it was measured and `cheap_rows` is given."""
         known = self.times is not None and self.times.measured and self.cheap_rows is not None
         return self.times if known else None
 

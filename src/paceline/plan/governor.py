@@ -38,12 +38,12 @@ class Unchecked:
     until then the price was that of start-up, and may have been mended since."""
 
     lost: float
-    """The account before them."""
+    """Seconds lost according to the account before these steps."""
     seconds: float = 0.0
     worth: float = 0.0
     """Seconds of plain decoding for their tokens, at the price that was known."""
     steps: float = 0.0
-    """Plain steps of one request in which plain decoding makes as many."""
+    """Plain steps of one request that take as long as plain decoding of these tokens."""
 
 
 @dataclass(slots=True)

@@ -30,7 +30,7 @@ class BranchNode:
     parts: list[tuple[str, list[int]]] = field(default_factory=list)
     """(name, tokens) of what can change no more: itself, and what was joined."""
     block: list["BranchNode"] = field(default_factory=list)
-    """Its branches while it waits for them."""
+    """Branches that this request waits for."""
     start: int = 0
     """Tokens of the output that came before this branch."""
     room: int = 0
@@ -38,7 +38,7 @@ class BranchNode:
     header: int = 0
     """Tokens of the output up to the end of those that a branch begins with."""
     mind: Any = None
-    """What the mode keeps of it."""
+    """State of the writing mode (`prompt` or `tags`) for this request."""
 
     @property
     def output(self) -> list[int]:
@@ -65,7 +65,7 @@ class BranchNode:
                 return
 
     def joined(self, before: int) -> None:
-        """Its branches are in its output now, behind `before` tokens."""
+        """Note that the branches were joined: they stand in the output, after `before` tokens."""
         self.parts.append((self.name, self.output[self.said : before]))
         for child in self.block:
             mine = [*child.parts, (child.name, child.output[child.said :])]

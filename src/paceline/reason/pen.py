@@ -35,9 +35,9 @@ class PenPart:
     tokens: list[int]
     text: str
     ended: bool
-    """A token of it ends the answer."""
+    """Did one of the tokens end the answer?"""
     cut: bool
-    """It was ended by its limit."""
+    """Did the limit of tokens end the writing?"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class ForeignPen:
     """Model with another tokenizer: it receives texts and returns texts."""
 
     prompt: list[int]
-    """The prompt in its tokens."""
+    """The prompt in tokens of this model's tokenizer."""
     encode: Callable[[str], list[int]]
     decode: Callable[[Sequence[int]], str]
     home: Callable[[str], list[int]]
@@ -65,9 +65,9 @@ class Pen:
     drafter: str | None = None
     foreign: ForeignPen | None = None
     own: list[int] = field(default_factory=list)
-    """The text so far in its own tokens, where these are others."""
+    """The text so far in tokens of the model's own tokenizer, if that is not the transcript's."""
     last: list[int] = field(default_factory=list)
-    """All tokens of its last request."""
+    """All tokens of the pen's last request."""
 
     @property
     def known(self) -> tuple[list[int], list[int]]:

@@ -54,16 +54,16 @@ class Stage:
 
 
 class Policy(Protocol):
-    """Writes one answer. Made for one."""
+    """Policy that writes one answer. An object serves one answer only."""
 
     name: str
     """Key of the report in the answer: reasoning, parallel, retrieval."""
     report: dict[str, Any]
     """Report of the answer, apart from its text; complete once `ended` was called."""
     kind: str
-    """What metrics call it: steps, mentor, ..."""
+    """Name of the policy in metrics: steps, mentor, ..."""
     level: Level
-    """Counters of this one answer."""
+    """Counters of this answer."""
 
     @property
     def deadline_s(self) -> float | None:

@@ -14,7 +14,7 @@ class AuthoredSegment:
 
     author: str
     start: int
-    """Characters of the text before it."""
+    """Characters of the text before this segment."""
     end: int
     tokens: int
     notes: dict[str, Any] = field(default_factory=dict)
@@ -26,8 +26,9 @@ class AuthoredSegment:
 
 
 class Transcript:
-    """It grows at its end alone: what was shown stays. `request` looks like any request to its readers, but no
-    engine has it; the token that ends it is found as an engine would find it."""
+    """Accepted text of an answer that several models write. Tokens are only appended, so what was shown stays.
+    `request` looks like any other request to its readers, but no engine has it; the token that ends the text is found
+    as an engine would find it."""
 
     def __init__(self, request: Request, stopper: Stopper) -> None:
         """`stopper`: fresh, of that request."""
@@ -51,12 +52,12 @@ class Transcript:
 
     @property
     def open(self) -> bool:
-        """May it grow?"""
+        """May tokens be added?"""
         return self.request.finish is None
 
     @property
     def left(self) -> int:
-        """Tokens that it may still get."""
+        """Tokens that may still be added."""
         return self.request.left
 
     def add(self, tokens: Sequence[int], author: str, **notes: Any) -> int:
@@ -86,7 +87,7 @@ class Transcript:
             self.segments.append(new)
 
     def end(self, finish: FinishReason, why: str = "") -> None:
-        """No more comes."""
+        """End the text; `why` says for what reason."""
         if self.open:
             self.stopper.finish()
             self.request.text = self.stopper.text()
@@ -96,5 +97,5 @@ class Transcript:
             self.segments[-1].end = len(self.text)
 
     def shown(self) -> list[dict[str, Any]]:
-        """Its segments, as answers carry them."""
+        """The segments of the text, as answers carry them."""
         return [segment.shown(self.text) for segment in self.segments]

@@ -76,7 +76,7 @@ def mixed(store: Datastore, wish: Knn, logits: Tensor, hits: Sequence[Hit]) -> T
 
 
 def plainly(store: Datastore, wish: Knn) -> Any:
-    """A processor of logits that asks the datastore for each token: the slow twin, and what any request may use."""
+    """A processor of logits that asks the datastore for each token: the reference form, which any request may use."""
 
     def process(prompt: Sequence[int], output: Sequence[int], logits: Tensor) -> Tensor:
         [hits] = store.search([query_of(logits)], wish.k)

@@ -34,7 +34,7 @@ class PassageStretch:
     hit: Hit
     tokens: list[int]
     ends: bool
-    """Nothing follows it."""
+    """Does the text end with this stretch?"""
     seconds: float
     error: str | None = None
 

@@ -139,7 +139,7 @@ def bare_law(it: CDLL, logits: Tensor, warps: Sequence[Warp]) -> Tensor:
 
 
 def torch_law(logits: Tensor, warps: Sequence[Warp]) -> Tensor:
-    """`law` without the native library, on any device: its slow twin."""
+    """`law` without the native library, on any device: its reference form."""
     return narrow(temper(logits, warps), warps).log_softmax(-1)
 
 

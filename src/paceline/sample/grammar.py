@@ -49,7 +49,7 @@ PARSER_RESTARTS = 2
 
 
 class Place:
-    """A path of output tokens: the one before it and one more."""
+    """A path of output tokens: that of another place, and one more token."""
 
     __slots__ = ("before", "depth", "key", "parse", "token")
 
@@ -217,8 +217,8 @@ class Grammars:
         """Grammars that a request uses, whether they are kept or not."""
 
     def compile(self, grammar: Grammar, fresh: bool = False, tenant: str = "", client: str = "") -> CompiledGrammar:
-        """Its parser at the beginning, to be copied; `client` had it compiled. InputError where no text of this
-        vocabulary fits."""
+        """The grammar's parser in its first state, to be copied; `client`: for whom it is compiled. InputError if no
+        text of this vocabulary fits the grammar."""
         key = tenant, grammar
         known = None if fresh else self._held.get(key)
         if known is None:
@@ -240,7 +240,7 @@ class Grammars:
         return (sizes[client] if client else 0) + sum(sizes.values()) > MAX_HELD_BYTES
 
     def forget(self, grammar: Grammar, tenant: str = "") -> None:
-        """Its parser has given up: what it takes is not worth keeping."""
+        """Drop a grammar whose parser has given up: it is not worth its memory."""
         with self._lock:
             self._kept.pop((tenant, grammar), None)
             self._held.pop((tenant, grammar), None)

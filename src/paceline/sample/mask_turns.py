@@ -29,7 +29,7 @@ class ClientDebts:
         self.owed = {name: left for name, owed in self.owed.items() if (left := owed - share) > 0}
 
     def left(self, client: str) -> float:
-        """What is left of its share."""
+        """Seconds that are left of a client's share."""
         return self.share - self.owed.get(client, 0.0)
 
     def charge(self, client: str, seconds: float) -> None:

@@ -41,7 +41,7 @@ def winners(scores: Tensor) -> list[int]:
 
 
 def torch_winners(scores: Tensor) -> list[int]:
-    """`winners` without the native library, on any device: its slow twin."""
+    """`winners` without the native library, on any device: its reference form."""
     best, token = scores.max(-1)
     return torch.where(best > float("-inf"), token, -1).tolist()
 
@@ -63,7 +63,7 @@ def race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
 
 
 def torch_race(scores: Tensor, keys: Tensor, sparse: bool = False) -> list[int]:
-    """`race` without the native library, on any device: its slow twin."""
+    """`race` without the native library, on any device: its reference form."""
     row, token = (scores > float("-inf")).nonzero(as_tuple=True) if sparse else contenders(scores, keys)
     if len(row) > EXACT_RACE_TOKENS * len(scores):
         row, token = contenders(scores, keys)

@@ -36,7 +36,7 @@ class HttpCall:
     tenant: str = ""
     """Tenant whose texts its samples may share; empty: all of them."""
     operator: bool = False
-    """It came with the key of who runs the server."""
+    """Did the request come with an operator's key?"""
     returns: int | None = None
     """Tokens of its prompt that come back, as the client says."""
     gone: bool = False
@@ -55,9 +55,9 @@ class HttpCall:
     """Its OpenTelemetry span, when traces are sent."""
     clock: asyncio.Timeout | None = None
     reason: ApiError | None = None
-    """Why it is ended early."""
+    """Error with which the call is ended early."""
     held: object = None
-    """Its compiled grammar: kept here, it is found again by the engine."""
+    """The compiled grammar, kept alive until the engine looks for it."""
     fault: ApiError | None = None
     """Error message that the client received."""
 

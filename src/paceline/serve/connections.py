@@ -25,7 +25,7 @@ MAX_HEADER_BYTES = 1 << 16
 MAX_FIELDS = 256
 """Fields of a head, and behind a chunked body."""
 MAX_PIPELINED = 32
-"""Requests that wait behind one on its connection."""
+"""Most requests that wait behind another one on the same connection."""
 SLICE = 1 << 12
 """Bytes that the parser is given at a time."""
 FREE_PIECES, SMALL_PIECE = 1000, 256

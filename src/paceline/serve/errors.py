@@ -116,7 +116,7 @@ def invalid(error: RequestValidationError, model: type[BaseModel] | None = None)
 
 
 def refused(fault: Mapping[str, Any], model: type[BaseModel] | None = None) -> ApiError:
-    """One fault, as pydantic describes it."""
+    """Error for one fault that pydantic found."""
     place, kind = [part for part in fault["loc"] if part != "body"], fault["type"]
     if kind == "value_error":
         sentence = str(fault["ctx"]["error"])

@@ -58,22 +58,22 @@ class Member:
     users: int = 0
     """Calls that use it or wait for it; while there are any it stays."""
     calls: set[HttpCall] = field(default_factory=set)
-    """Calls that use its server now."""
+    """Calls that use the model's server now."""
     used: float = 0.0
-    """When the last of them ended."""
+    """Time at which the last call ended."""
     loading: "asyncio.Task[None] | None" = None
     gone: asyncio.Event | None = None
-    """Set while it is to be unloaded: newcomers wait for this, so that those before them get their turn."""
+    """Set while the model is to be unloaded: new calls wait for it, so that calls before them get their turn."""
     loads: int = 0
     unloads: int = 0
     failures: int = 0
     """Loads that failed since the last that did not."""
     failed: str = ""
-    """Why the last of them failed."""
+    """Reason for which the last load failed."""
     retry: float = 0.0
     """When the next load may be tried."""
     retired: Totals = field(default_factory=Totals)
-    """What its unloaded engines had counted."""
+    """Counts of the model's engines that were unloaded."""
 
     @property
     def state(self) -> str:

@@ -67,7 +67,7 @@ async def served(host: ServedHost, name: str) -> Server:
 
 
 def known(host: ServedHost, name: str) -> str:
-    """The name by which this server knows it."""
+    """Name by which this server knows a model, with or without `:latest`."""
     names = {card["id"] for card in host.cards()}
     return next((each for each in (name, name + LATEST) if each in names), name.removesuffix(LATEST))
 
@@ -160,7 +160,7 @@ async def ps(host: Here) -> Response:
 
 @router.post("/api/show", include_in_schema=False)
 async def show(body: OllamaShowRequest, host: Here) -> Response:
-    """One model: what it can, and its chat template."""
+    """Abilities and chat template of one model."""
     server = await served(host, body.model or body.name or host.model)
     info = {"general.architecture": "paceline", "paceline.context_length": server.max_len}
     can = {"completion", "embedding", "tools"} | ({"insert"} if fills(server) else set())

@@ -32,7 +32,7 @@ class Places(Generic[T]):
         self.rest(one)
 
     def leave(self, one: T) -> None:
-        """It has gone, or will go at once; nothing for one that has left."""
+        """Drop a connection that has gone, or will go at once. Nothing happens for one that has left."""
         self.work(one)
         if (owner := self._owners.pop(one, None)) is not None:
             self._held[owner] -= 1
@@ -40,7 +40,7 @@ class Places(Generic[T]):
                 del self._held[owner]
 
     def rest(self, one: T) -> None:
-        """It waits for a request from now on, as the last of its address."""
+        """Note that a connection waits for a request from now on, as the last of its address."""
         if (owner := self._owners.get(one)) is not None:
             idle = self._idle.setdefault(owner, {})
             before = len(idle)
@@ -49,7 +49,7 @@ class Places(Generic[T]):
             self._move(owner, before, len(idle))
 
     def work(self, one: T) -> None:
-        """It has brought a request."""
+        """Note that a connection has brought a request."""
         owner = self._owners.get(one, "")
         if one in (idle := self._idle.get(owner, {})):
             del idle[one]

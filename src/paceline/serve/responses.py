@@ -213,7 +213,7 @@ class ModelShape(AnswerShape):
     created: int
     owned_by: str
     max_model_len: int | None
-    """None: it is not loaded."""
+    """Longest text in tokens; None: the model is not loaded."""
     root: str | None = None
     """Directory of an adapter."""
     parent: str | None = None

@@ -86,7 +86,7 @@ class ServedHost(Protocol):
 
 
 class Server:
-    """One model and the engine around it."""
+    """One served model: its engine, its text half and the settings of its routes."""
 
     def __init__(self, llm: AsyncLLM, settings: Settings, pools: Pools | None = None) -> None:
         """`pools`: of the host, where it has several servers."""
@@ -126,11 +126,11 @@ class Server:
         await self.llm.call(lambda: self.adapters.enter(name, path, weights, replace, draft))
 
     async def remove_adapter(self, name: str) -> None:
-        """Serve it no more."""
+        """Stop serving an adapter."""
         await self.llm.call(lambda: self.adapters.remove(name))
 
     def called(self, name: str | None) -> "Server":
-        """View of it for requests that name an adapter."""
+        """View of this server for requests that name an adapter."""
         if name is None or name in self.names or not self.adapters.serves(name):
             return self
         view = copy(self)

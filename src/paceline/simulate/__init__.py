@@ -1,1 +1,1 @@
-"""The engine's deciding half without its models: replay of a decision log, and a discrete-event twin for sweeps."""
+"""The engine's deciding half without its models: replay of a decision log, and a simulator for sweeps."""

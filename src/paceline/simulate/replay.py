@@ -33,7 +33,7 @@ class Replay:
 
 
 def replay(events: Iterable[Event]) -> Replay:
-    """Drive a twin through a log, up to the first difference."""
+    """Drive an engine's deciding half through a log, up to the first difference."""
     each = iter(events)
     setup = next(each)
     assert isinstance(setup, Setup), "a log begins with its setup"

@@ -1,4 +1,4 @@
-"""A discrete-event twin of the engine: its own decisions, a virtual clock, predicted step times, drawn acceptance."""
+"""A discrete-event simulator: the engine's own decisions, a virtual clock, predicted step times, drawn acceptance."""
 
 from collections import deque
 from collections.abc import Sequence

@@ -46,9 +46,9 @@ class Trains:
 
     summary: str
     data: str = "answers"
-    """What it learns from: `answers` that the target gave to the prompts, or the `text` as it stands."""
+    """Data that the method learns from: `answers` of the target to the prompts, or the `text` as it is given."""
     drafter: str | None = None
-    """The drafter that serves what it makes; None: the one of its own name."""
+    """Drafter that serves the result; None: the one with the method's name."""
     lr: float = 1e-3
     """Learning rate, where none is given."""
     model: bool = False

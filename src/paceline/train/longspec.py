@@ -27,7 +27,7 @@ from paceline.train.through import Through, normed
 from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, rotated
 
 ANCHOR = 4
-"""Rows that keep their positions."""
+"""First rows of a text, which keep their positions when the others are moved."""
 
 
 class Cross(nn.Module):

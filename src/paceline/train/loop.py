@@ -105,7 +105,7 @@ class TrainingProgress:
 
 @dataclass(frozen=True)
 class Trained:
-    """What came of it."""
+    """Result of a training."""
 
     out: Path
     steps: int
@@ -304,7 +304,7 @@ class TrainingRun:
         self.save()
 
     def advance(self, batches: Sequence[Sequence[int]]) -> float:
-        """One step; its loss."""
+        """Make one optimizer step; return its loss."""
         total = 0.0
         for optimizer, lr in self.optimizers:
             for group in optimizer.param_groups:

@@ -25,7 +25,7 @@ class Column:
     refers: tuple[str, str] | None = None
     """(table, column) of a foreign key."""
     about: str = ""
-    """What it means, in the user's words."""
+    """Meaning of the column, in the user's words."""
 
     @property
     def full(self) -> str:

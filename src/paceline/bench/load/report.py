@@ -43,7 +43,7 @@ class Generator:
 
 @dataclass(frozen=True, slots=True)
 class LoadCell:
-    """One load."""
+    """Answers and figures of one load of a sweep."""
 
     name: str
     value: float

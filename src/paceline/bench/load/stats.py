@@ -38,8 +38,8 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run. `ttft` and `e2e` count from the intended arrival, their `_sent` twins from the first byte out; latencies
-    are of the requests that succeeded."""
+    """One run. `ttft` and `e2e` count from the intended arrival, `ttft_sent` and `e2e_sent` from the first byte out;
+    latencies are of the requests that succeeded."""
 
     requests: int
     completed: int

@@ -73,7 +73,7 @@ class RemoteEngine(Protocol):
         ...
 
     async def alive(self) -> bool:
-        """Would it answer now?"""
+        """Would the engine answer now?"""
         ...
 
 

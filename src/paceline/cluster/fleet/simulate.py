@@ -64,12 +64,12 @@ class FleetOutcome:
     first: dict[int, float] = field(default_factory=dict)
     """{job: seconds to its first token}"""
     whole: dict[int, float] = field(default_factory=dict)
-    """{job: seconds to its last one}"""
+    """{job: seconds to its last token}"""
     gap: dict[int, float] = field(default_factory=dict)
     """{job: longest time between two of its tokens}"""
     moved: int = 0
     refused: int = 0
-    """Hand-overs that ended where they began."""
+    """Hand-overs that failed, so that the request stayed on its engine."""
     lost: int = 0
     preemptions: int = 0
     engine_s: float = 0.0
@@ -79,7 +79,7 @@ class FleetOutcome:
 
 
 class FleetRun:
-    """One run."""
+    """One simulated run of a fleet of engines."""
 
     def __init__(self, jobs: Sequence[FleetJob], engines: int, shape: FleetShape, plan: FleetPlan) -> None:
         """InputError for a request that fits no engine."""

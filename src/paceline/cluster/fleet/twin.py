@@ -42,7 +42,7 @@ class FleetShape:
 
 
 class FleetTwin:
-    """One engine."""
+    """The deciding half of one engine, without models, for simulated fleets."""
 
     def __init__(self, name: str, shape: FleetShape) -> None:
         self.name, self.shape = name, shape
@@ -57,7 +57,7 @@ class FleetTwin:
         self._txns: list[Txn] = []
 
     def load(self) -> EngineLoad:
-        """As the policies see it."""
+        """Load of the engine, as the policies see it."""
         desk, size = self.desk, self.desk.cache.blocks_for
         held = [0 if each.lease is None else len(lease_of(each).blocks) for each in desk.waiting]
         needs = [max(0, size(len(each.tokens) + 1) - have) for each, have in zip(desk.waiting, held, strict=True)]

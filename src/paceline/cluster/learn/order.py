@@ -74,7 +74,7 @@ class LearnedOrder:
     flat: float = 0.98
     fallback: Ranks | None = None
     unsure: int = 0
-    """How often it was."""
+    """How often the network was unsure of its order."""
 
     def order(self, ready: Sequence[Task], instances: Sequence[Instance], now: float) -> list[Task]:
         if len(ready) == 1:

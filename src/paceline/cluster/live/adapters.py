@@ -59,7 +59,7 @@ class FrontAdapters(Adapters):
         return name in self.named or name in (self._has.chained or ())
 
     def enter_known(self, name: str, path: Path, version: "AdapterVersion") -> None:
-        """Engines have it now."""
+        """Note an adapter that the engines have now."""
         self.named[name] = LoadedAdapter(name, path, version.digest, version.rank)
         self.loads += 1
 
@@ -115,7 +115,7 @@ class LaterAdapters:
             raise refusal or LostError("No engine answers; try again later.")
 
     async def remove(self, name: str) -> None:
-        """Serve it by none."""
+        """Unload an adapter from all engines."""
         async with self.turn:
             self.changes[name] = None
             await self._all("unload", name)

@@ -55,15 +55,15 @@ class EngineState:
     facts: EngineFacts
     draining: bool = False
     silent: bool = False
-    """It has given no sign of life for `SIGN_OF_LIFE_S`: decisions leave it out."""
+    """Has the engine given no sign of life for `SIGN_OF_LIFE_S`? Decisions leave such an engine out."""
     look: "asyncio.Task[None] | None" = None
     """The question for a sign of life that is under way."""
     missed: int = 0
-    """Looks at it since it was asked."""
+    """Looks at the engine since it was last asked for a sign of life."""
 
 
 class Engines:
-    """Owns them. For one event loop."""
+    """The engines of a cluster, owned by one event loop."""
 
     def __init__(self, make: Make) -> None:
         self.make = make
@@ -192,12 +192,12 @@ class Engines:
             raise
 
     def has(self, link: EngineLink) -> bool:
-        """Is it there?"""
+        """Is this engine in the cluster?"""
         state = self.states.get(link.name)
         return state is not None and state.link is link
 
     def takes(self, link: EngineLink) -> bool:
-        """Does it take requests?"""
+        """Is this engine in the cluster, and not draining?"""
         state = self.states.get(link.name)
         return state is not None and state.link is link and not state.draining
 

@@ -30,14 +30,14 @@ class EngineLoad:
     waiting: int
     """Samples that wait for their first lease, or for another one."""
     wanted: int = 0
-    """Blocks that the first of them needs."""
+    """Blocks that the first waiting sample needs."""
     queued: int = 0
-    """Blocks that all of them need."""
+    """Blocks that all waiting samples need."""
     urgent: int = 0
     """Samples of a priority above the usual one (below 0)."""
     draining: bool = False
     alive: bool = True
-    """Does it answer?"""
+    """Does the engine answer?"""
 
     @property
     def headroom(self) -> int:
@@ -46,7 +46,7 @@ class EngineLoad:
 
     @property
     def takes(self) -> bool:
-        """Does it take requests?"""
+        """Does the engine take requests?"""
         return self.alive and not self.draining
 
 

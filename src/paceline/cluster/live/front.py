@@ -160,7 +160,7 @@ class ClusterLLM:
         await self.engines.to_its_end(enter())
 
     async def remove_adapter(self, name: str) -> None:
-        """Serve it no more."""
+        """Stop serving an adapter."""
         self.adapters.remove(name)
         await self.engines.to_its_end(self.engines.adapters.remove(name))
 

@@ -22,9 +22,9 @@ class EngineAdapters:
     digests: dict[str, str] = field(default_factory=dict)
     """{name: digest}"""
     places: dict[str, str] = field(default_factory=dict)
-    """{name: where it lies, or its layers}"""
+    """{name: path of its files, or the layers that it is made of}"""
     most: int = 0
-    """In memory at one time."""
+    """Most adapters in memory at one time."""
     chained: frozenset[str] | None = None
     """Names of fine-tunes and of the model itself in chains; None: chains are not served."""
 
@@ -35,7 +35,7 @@ class EngineFacts:
 
     origin: Origin
     path: Path
-    """Where its checkpoint lies."""
+    """Path of the engine's checkpoint."""
     defaults: dict[str, Any]
     """The checkpoint's sampling parameters."""
     eos: frozenset[int]
@@ -138,7 +138,7 @@ class EngineLink(Protocol):
         ...
 
     async def facts(self) -> EngineFacts:
-        """Once the engine is ready."""
+        """Facts about the engine, once it is ready."""
         ...
 
     async def snapshot(self) -> Snapshot:
@@ -146,5 +146,5 @@ class EngineLink(Protocol):
         ...
 
     def kill(self) -> None:
-        """End its process."""
+        """End the engine's process."""
         ...

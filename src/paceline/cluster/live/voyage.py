@@ -40,19 +40,19 @@ BROKE_OFF = "The engines that were asked broke off, perhaps over this request; c
 
 @dataclass(eq=False)
 class Voyage:
-    """One sample: its mirror, and where it is."""
+    """One sample on its way through the cluster: its mirror in the front, and the engine that has it."""
 
     request: Request
     tell: Callable[[], object]
-    """Called after its mirror has changed."""
+    """Called after the mirror has changed."""
     link: EngineLink
     number: int
-    """Its id in that engine."""
+    """Id of the sample in that engine."""
     key: str
     losses: int = 0
     moving: bool = False
     left: "asyncio.Future[str] | None" = None
-    """While it moves: how its stream ended here: parked, finished or lost."""
+    """While the sample moves: how its stream from the old engine ended (parked, finished or lost)."""
     ended: bool = False
     """Nobody listens any more."""
 
@@ -66,7 +66,7 @@ class Voyage:
         self.tell()
 
     def leave(self, how: str) -> None:
-        """Its stream has ended so; tell who moves it."""
+        """Tell the task that moves the sample how its stream has ended."""
         if self.left is not None and not self.left.done():
             self.left.set_result(how)
 

@@ -18,11 +18,11 @@ class SimulatedCall:
     tokens_in: float
     tokens_out: float
     after: tuple[int, ...] = ()
-    """Places in its stage."""
+    """Places, within its stage, of the calls that must finish before this one."""
     volume: tuple[float, ...] = ()
     pinned: str | None = None
     noise: float = 1.0
-    """Factor on its seconds, where those are predicted."""
+    """Factor on the predicted seconds of the call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class InstanceModel(Protocol):
         ...
 
     def end(self, id: str, now: float) -> None:
-        """It has finished."""
+        """Note that a call has finished."""
         ...
 
     def stop(self) -> None:
-        """It dies, with all that runs."""
+        """The instance dies, with all calls that run there."""
         ...
 
 

@@ -47,7 +47,7 @@ class Workflow:
 
 @dataclass(slots=True, eq=False)
 class Task:
-    """One call."""
+    """One call of a workflow."""
 
     id: str
     """Unique among all workflows."""
@@ -65,17 +65,17 @@ class Task:
     rank: float = 0.0
     """Mean seconds of the longest path from here to the end of what is known (HEFT's upward rank)."""
     ready: float | None = None
-    """When its predecessors had finished."""
+    """Time at which all predecessors had finished."""
     budget: float = inf
     """Seconds from `ready` within which it should finish (HexGen's stage budget)."""
     place: str | None = None
-    """Where it is queued, runs or ran."""
+    """Instance where the call is queued, runs or ran."""
     planned: float = 0.0
-    """When its planner means it to start."""
+    """Time at which the planner means the call to start."""
     started: float | None = None
     finished: float | None = None
     used: tuple[float, float] | None = None
-    """Tokens (prompt, output) that it came to have."""
+    """Tokens (prompt, output) that the call turned out to have."""
     attempt: int = 0
     """How often it was started; what an earlier attempt brings is dropped."""
 

@@ -72,7 +72,7 @@ def hybrid_config(header: Header, model_type: str, mixed: bool, read: ConfigRead
 
 
 def experts_of(read: ConfigReader, width: int) -> dict[str, Any]:
-    """The fields of its mixtures."""
+    """Config fields of the model's mixtures of experts."""
     found: dict[str, Any] = {name: read.whole(key) for key, name in HYBRID_EXPERTS.items()}
     if found["moe_intermediate_size"] != width:
         raise read.wrong("expert_feed_forward_length", f"is not {width}, as feed_forward_length")
@@ -99,7 +99,7 @@ def by_layer(read: ConfigReader, key: str, layers: int) -> list[int]:
 
 
 def only_number(read: ConfigReader, key: str, each: list[int]) -> int:
-    """The one number above 0 among them."""
+    """The only number above 0 among those of the layers. CheckpointError if there is none, or several."""
     found = {*each} - {0}
     if len(found) != 1:
         raise read.wrong(key, f"has {len(found)} numbers above 0, but one is served")

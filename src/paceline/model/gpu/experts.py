@@ -96,8 +96,8 @@ class Stack:
 
 @dataclass(slots=True)
 class GroupedMixture(Mixture):
-    """A mixture whose experts' matrices are stacked. Its twin is `Mixture`, which asks the host which experts there
-    are. `experts` keeps the first alone, for how its gates are mixed; reads are not counted."""
+    """A mixture whose experts' matrices are stacked. Its reference form is `Mixture`, which asks the host which experts
+    there are. `experts` keeps the first alone, for how its gates are mixed; reads are not counted."""
 
     inner: Stack | None = None
     outer: Stack | None = None

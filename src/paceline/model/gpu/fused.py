@@ -1,4 +1,4 @@
-"""Operations between the linear layers as one kernel each. Their twins are those of `model/blocks.py` in PyTorch."""
+"""Operations between the linear layers as one kernel each. Their reference forms in PyTorch: `model/blocks.py`."""
 
 from typing import Any
 

@@ -44,7 +44,7 @@ class KernelMatrix:
         return product(x, self.weight, self.scale, self.bias, self.parts)
 
     def twin(self, x: Tensor) -> Tensor:
-        """Slow twin in PyTorch."""
+        """Reference form of the product, in PyTorch."""
         weight = self.weight.float() if self.scale is None else self.weight.float() * self.scale[:, None]
         return F.linear(x.float(), weight, None if self.bias is None else self.bias.float()).to(x.dtype)
 
@@ -74,7 +74,7 @@ class GroupedMatrix:
         return product4(x, self.words, self.halves, self.times, self.inputs, self.bias, self.parts)
 
     def twin(self, x: Tensor) -> Tensor:
-        """Slow twin in PyTorch."""
+        """Reference form of the product, in PyTorch."""
         codes = torch.stack([self.words >> 4 * i & 15 for i in range(RECORD_GROUPS)], 2).float()
         scale, low = (self.times * self.halves.repeat_interleave(RECORD_GROUPS, 1)).transpose(1, 2)
         shape = len(codes), -1, GROUP_INPUTS

@@ -41,7 +41,7 @@ class ExpertGroup(SpreadRanks):
         """[T] each: where most experts of the rows of this pass were, by mixture so far."""
 
     def digest(self) -> str:
-        """Wait until the others have their experts, and meet them. Digest of all their weights."""
+        """Digest of all ranks' weights. Waits until the other ranks have their experts."""
         return hashlib.sha256("".join(self.join()).encode()).hexdigest()
 
     def begin(self, rows: Rows) -> None:

@@ -45,12 +45,12 @@ class Cut:
     exchange: Exchange
 
     def mine(self, count: int) -> slice:
-        """Its share of `count` things in a row."""
+        """This rank's share of `count` things in a row."""
         each = count // self.ranks
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def outputs(self, matrix: Any, *blocks: int) -> Any:
-        """Its outputs of a matrix: its share of each of these blocks, which lie side by side."""
+        """This rank's outputs of a matrix: its share of each of these blocks, which lie side by side."""
         at, first = list[Tensor](), 0
         for count in blocks:
             own = self.mine(count)
