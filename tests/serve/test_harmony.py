@@ -173,7 +173,7 @@ def marked(tools_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     for file in ("tokenizer.json", "tokenizer_config.json"):
         (path / file).write_text((path / file).read_text().replace("<|end|>", harmony.RETURN_MARK))
     told = json.loads((path / "tokenizer.json").read_text())
-    marks, vocabulary = (*harmony.MARKS, harmony.CALL_MARK), told["model"]["vocab"]
+    marks, vocabulary = (*harmony.HARMONY_MARKS, harmony.CALL_MARK), told["model"]["vocab"]
     told["model"]["merges"] = told["model"]["merges"][: -len(marks)]
     for mark, token in zip(marks, sorted(vocabulary, key=vocabulary.__getitem__)[-len(marks) :], strict=True):
         vocabulary[mark] = vocabulary.pop(token)

@@ -19,7 +19,7 @@ from paceline.serve.syntax import SYNTAXES
 
 START_MARK, CHANNEL_MARK, MESSAGE_MARK, CONSTRAIN_MARK = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"
 END_MARK, RETURN_MARK, CALL_MARK = "<|end|>", "<|return|>", "<|call|>"
-MARKS = (START_MARK, CHANNEL_MARK, MESSAGE_MARK, CONSTRAIN_MARK, END_MARK)
+HARMONY_MARKS = (START_MARK, CHANNEL_MARK, MESSAGE_MARK, CONSTRAIN_MARK, END_MARK)
 SPEAKER = f"{START_MARK}assistant"
 """End of a conversation where an answer begins."""
 FINAL_HEAD = f"{CHANNEL_MARK}final{MESSAGE_MARK}"

@@ -52,7 +52,7 @@ def of_choice(body: ChatRequest, template: str, marks: Mapping[str, int]) -> Gra
     single = body.parallel_tool_calls is False and not channelled  # with channels a call ends the answer in any case
     if answer is None and not strict and not single:
         return None
-    if channelled and all(mark in marks for mark in harmony.MARKS):
+    if channelled and all(mark in marks for mark in harmony.HARMONY_MARKS):
         return channels(tools, answer, marks)
     syntax = syntax_of(template)
     if syntax is None or channelled:

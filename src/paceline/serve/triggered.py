@@ -85,8 +85,8 @@ def chained(syntax: Syntax, parallel: bool, marks: Mapping[str, int]) -> str:
 
 def channels(tools: Sequence[Tool], answer: Mapping[str, Any] | None, marks: Mapping[str, int]) -> Grammar:
     """The grammar of an answer in harmony's form: reasoning and commentary, then one call or what is said at last.
-    `answer`: the schema of that, where it has one. `marks` has all of `harmony.MARKS`."""
-    start, channel, message, constrain, end = (written(mark, marks) for mark in harmony.MARKS)
+    `answer`: the schema of that, where it has one. `marks` has all of `harmony.HARMONY_MARKS`."""
+    start, channel, message, constrain, end = (written(mark, marks) for mark in harmony.HARMONY_MARKS)
     calls = list[str]()
     for at, tool in enumerate(tools):
         to = f"to={harmony.FUNCTION_PREFIX}{tool.function.name}"
