@@ -18,8 +18,8 @@ from paceline.model.gguf.architectures import ARCHITECTURES
 from paceline.model.gguf.header import TensorEntry
 from paceline.model.gguf.tensors import load_header, mapped, names_of
 from paceline.model.gguf.types import FLOAT_KINDS
-from paceline.model.lora import LoraPair, LoraWeights
-from paceline.model.lora_places import checkpoint_form, lora_places, value_turns
+from paceline.model.lora import LoraPair, LoraWeights, fused
+from paceline.model.lora_places import LoraPlace, checkpoint_form, lora_places, value_turns
 from paceline.model.packed import by_kind
 from paceline.model.spec import Delta, ModelSpec
 
@@ -135,11 +135,11 @@ def as_checkpoint(found: Mapping[str, LoraPair], spec: ModelSpec, tiled: bool) -
                 out[at + name] = pair._replace(up=torch.cat((pair.up[:first], back(pair.up[first:]))))
         if tiled and (pair := out.get(f"{at}out_proj")) is not None:
             out[f"{at}out_proj"] = pair._replace(down=back(pair.down.T).T.contiguous())
-        apart = [out.pop(at + name, None) for name in names.delta_inner[:2]] if plain.fused else []
-        if any(apart):
-            given = [*zip((form.width, form.channels), apart)]
-            up = torch.block_diag(*(torch.zeros(size, 0) if pair is None else pair.up for size, pair in given))
-            place = by_kind(torch.arange(sum(plain.inner))[:, None], plain).flatten()[: len(up)]
-            down = torch.cat([pair.down for _, pair in given if pair is not None])
-            out[at + names.inner(plain)[0]] = LoraPair(down, torch.empty_like(up).index_copy(0, place, up))
+        apart = (f"{at}{names.delta_inner[0]}", f"{at}{names.delta_inner[1]}")
+        mine = {name: pair for name in apart if plain.fused and (pair := out.pop(name, None)) is not None}
+        both = fused(LoraPlace(index, "", apart, (form.width, form.channels), 0), LoraWeights(mine, "", 0))
+        if both is not None:
+            place = by_kind(torch.arange(sum(plain.inner))[:, None], plain).flatten()[: len(both.up)]
+            up = torch.empty_like(both.up).index_copy(0, place, both.up)
+            out[at + names.inner(plain)[0]] = both._replace(up=up)
     return out

@@ -183,7 +183,7 @@ def value_turns(form: Delta, rows: Tensor, back: bool = False) -> Tensor:
 
 
 def in_turns(form: Delta, rows: Tensor) -> Tensor:
-    """The same of all input projections: gates, queries, keys, values, rates and decays."""
+    """Rows of all input projections, turned alike: gates, queries, keys, values, rates and decays."""
     keys = form.channels - form.width
     gates, fixed, *heads = rows.split_with_sizes([form.width, keys, form.width, form.heads, form.heads])
     return torch.cat((value_turns(form, gates), fixed, *(value_turns(form, part) for part in heads)))

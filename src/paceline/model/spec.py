@@ -271,7 +271,7 @@ def recurs_alone(layer: Layer) -> bool:
 
 
 Counted = tuple[tuple[int, float], ...]
-"""A factor for each of so many outputs."""
+"""Factors, each with how many outputs it is for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,7 +290,7 @@ class Multipliers:
 
     @property
     def folded(self) -> bool:
-        """Are they in the weights already, as in GGUF files?"""
+        """Whether weights have them already, as in GGUF files."""
         return {self.attention_in, self.attention_out, self.key, self.scan_in, *self.scan, self.gate, self.down} == {1}
 
     def qkv(self, queries: int, keys: int) -> Counted:
@@ -299,11 +299,11 @@ class Multipliers:
         return (queries, by), (keys, by * self.key), (keys, by)
 
     def inner(self, parts: Sequence[int]) -> Counted:
-        """Those of a recurrence's inputs."""
+        """Factors of a recurrence's inputs."""
         return tuple((count, self.scan_in * factor) for count, factor in zip(parts, self.scan))
 
     def gates(self, width: int) -> Counted:
-        """Those of gates and what they gate."""
+        """Factors of gates and what they gate."""
         return (width, self.gate), (width, 1.0)
 
 
