@@ -1,6 +1,9 @@
 """Files of adapters: PEFT's rules for rank, scale and modules; what is damaged, or not computed, is refused by name."""
 
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +15,10 @@ from paceline import LLM
 from paceline.core.errors import MAX_MESSAGE_CHARS, CheckpointError, InputError, PacelineError
 from paceline.model import lora
 from paceline.model.checkpoint import read_config
+from paceline.model.load import load_model
 from paceline.model.lora import read_lora
-from tests.lora import add, change, configure, make_adapter, shallow
+from tests.lora import add, change, configure, make_adapter, merge, shallow
+from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
 
 BAD: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -232,3 +237,50 @@ def test_a_file_that_ends_like_an_archive_is_what_it_begins_with(base: Path, tmp
     path.write_bytes(b"GGUF" + bytes(500) + b"PK\5\6" + b"\xff" * 18)
     with pytest.raises(CheckpointError):
         read_lora(path, read_config(base))
+
+
+@pytest.mark.parametrize("prefix", ["model.language_model.", "language_model.model."])
+def test_names_of_models_that_read_pictures(base: Path, tmp_path: Path, prefix: str) -> None:
+    """Their text is served, and so is an adapter of it; patterns are of the names that it was trained with."""
+    patterns = {rf"{prefix}layers.0.self_attn.q_proj": 3}
+    adapter, spec = make_adapter(tmp_path / "a", base), read_config(base)
+    configure(adapter, alpha_pattern={"model.layers.0.self_attn.q_proj": 3})
+    whole = shutil.copytree(adapter, tmp_path / "whole")
+    configure(whole, alpha_pattern=patterns, target_modules=rf"{re.escape(prefix)}.*_proj")
+    file = whole / "adapter_model.safetensors"
+    tensors = {
+        name.replace("base_model.model.model.", f"base_model.model.{prefix}"): it
+        for name, it in load_file(file).items()
+    }
+    save_file(tensors, file)
+    assert read_lora(whole, spec).digest == read_lora(adapter, spec).digest
+    change(whole, lambda t: None, "A", "B")
+    with pytest.raises(CheckpointError, match="lacks the factors"):
+        read_lora(whole, spec)
+    add(whole, "base_model.model.model.visual.blocks.0.attn.qkv.lora_A.weight")
+    with pytest.raises(PacelineError, match="reads pictures"):
+        read_lora(whole, spec)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "falcon_h1"])
+def test_parts_that_lie_in_others(family: str, tmp_path: Path) -> None:
+    """What makes keys and values of latent vectors is multiplied into others, and Falcon-H1's factors into weights: the
+    logits are those of merged weights, in passes that have rows without an adapter, too."""
+    model = tiny_checkpoint(tmp_path / "base", family)
+    adapter = make_adapter(tmp_path / "a", model)
+    merged, plain = (
+        load_model(at, dtype="float32", cache=False) for at in (merge(tmp_path / "m", model, adapter), model)
+    )
+    plain.adapt().install(1, read_lora(adapter, plain.spec))
+    tokens, table = [5, 9, 200, 17, 33, 8, 9, 200], [range(2), range(2, 4)]
+    for each in (merged, plain):
+        each.allocate(4, 4)
+    rows = lay_out([Chunk(at, 0, tokens) for at in table], 4)
+    want, base = merged.forward(rows).logits[:8], plain.forward(rows).logits[8:]
+    first, other = rows.segments
+    both = plain.forward(replace(rows, segments=[first._replace(adapter=1), other])).logits
+    assert (want - base).abs().max() > 1
+    torch.testing.assert_close(both[:8], want, atol=1e-4, rtol=1e-4)
+    assert torch.equal(both[8:], base)
+    plain.adapt().remove(1)
+    assert torch.equal(plain.forward(replace(rows, segments=[first._replace(adapter=1), other])).logits[:8], base)

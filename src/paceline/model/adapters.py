@@ -16,7 +16,7 @@ from paceline.core.rows import Rows
 from paceline.model.blocks import Block, Mixture
 from paceline.model.linear import Linear
 from paceline.model.lora import LoraPair, LoraWeights, fused, interleaved
-from paceline.model.lora_places import lora_places
+from paceline.model.lora_places import LATENT_UP, lora_places
 from paceline.model.spec import ModelSpec
 
 
@@ -72,6 +72,34 @@ class Adapted:
         return y
 
 
+@dataclass(eq=False, slots=True)
+class AdaptedUp:
+    """What adapters add to keys and values of latent vectors (`UpChange`)."""
+
+    rows: AdaptedRows
+    heads: int
+    pairs: dict[int, LoraPair] = field(default_factory=dict)
+    """By slot; `up` is that of each head's key, and its value behind it."""
+
+    def to_keys(self, query: Tensor, absorbed: Tensor) -> None:
+        for at, down, up in self.changes(query):
+            mine, keys = query.index_select(0, at).to(up.dtype), up[:, : query.shape[2]]
+            more = torch.einsum("thn,hnr,rk->thk", mine, keys, down)
+            absorbed.index_add_(0, at, more.to(absorbed.dtype))
+
+    def to_values(self, found: Tensor, made: Tensor) -> None:
+        for at, down, up in self.changes(found):
+            mine, values = found.index_select(0, at).to(up.dtype), up[:, -made.shape[2] :]
+            more = torch.einsum("thk,rk,hvr->thv", mine, down, values)
+            made.index_add_(0, at, more.to(made.dtype))
+
+    def changes(self, x: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """(rows, down [rank, kept], up [heads, .., rank]) of each adapter of the pass."""
+        for slot, rows in self.rows.groups:
+            if (pair := self.pairs.get(slot)) is not None:
+                yield rows.to(x.device), pair.down, pair.up.view(self.heads, -1, len(pair.down))
+
+
 class AdapterTable:
     """The adapters of a decoder in PyTorch, by slot."""
 
@@ -98,14 +126,15 @@ class AdapterTable:
         self.bytes.pop(slot, None)
         for layer, matrix in {(p.layer, p.matrix) for p in lora_places(self.spec, False, False)}:
             holder, name = self._holder(layer, matrix)
-            if isinstance(found := getattr(holder, name), Adapted):
+            if isinstance(found := getattr(holder, name), Adapted | AdaptedUp):
                 found.pairs.pop(slot, None)
 
-    def _adapted(self, layer: int, matrix: str) -> Adapted:
+    def _adapted(self, layer: int, matrix: str) -> Adapted | AdaptedUp:
         holder, name = self._holder(layer, matrix)
         found = getattr(holder, name)
-        if not isinstance(found, Adapted):
-            found = Adapted(found, self.rows)
+        if not isinstance(found, Adapted | AdaptedUp):
+            up = matrix == LATENT_UP
+            found = AdaptedUp(self.rows, self.spec.heads) if up else Adapted(found, self.rows)
             setattr(holder, name, found)
             if isinstance(feed := self.blocks[layer].ffn, Mixture):
                 feed.adapted = self.rows

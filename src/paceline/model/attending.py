@@ -1,6 +1,7 @@
 """Mixers whose keys and values are not the model's: of another shape, another layer's, or one latent vector."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -45,6 +46,16 @@ class VariedAttention:
         return torch.stack((key, value), 1)
 
 
+class UpChange(Protocol):
+    """A change of what makes keys and values of latent vectors, for some rows."""
+
+    def to_keys(self, query: Tensor, absorbed: Tensor) -> None:
+        """Add it to queries [T, heads, head_dim] that are taken to latent vectors, `absorbed` [T, heads, rank]."""
+
+    def to_values(self, found: Tensor, made: Tensor) -> None:
+        """Add it to values `made` [T, heads, value_dim] of what was found [T, heads, rank]."""
+
+
 @dataclass(slots=True)
 class LatentAttention:
     """A layer's mixer: MLA with its products absorbed. A token is kept as its normed latent vector and a rotated part,
@@ -63,6 +74,8 @@ class LatentAttention:
     keys: Tensor
     values: Tensor
     out: Linear
+    up: "UpChange | None" = None
+    """What adapters add to `keys` and `values`."""
 
     def __call__(self, x: Tensor, turn: Turn, attend: Attend) -> Tensor:
         heads, head_dim, rank = self.keys.shape
@@ -72,7 +85,12 @@ class LatentAttention:
         rotate_(turned, turn)
         rotate_(key, turn)
         absorbed = torch.einsum("thn,hnr->thr", query, self.keys.to(x.dtype))
+        if self.up is not None:
+            self.up.to_keys(query, absorbed)
         kept = torch.cat((self.norm(vector), key), -1)
         mixed = attend.forward(self.index, torch.cat((absorbed, turned), -1), kept[:, None])
         found = mixed.view(len(x), heads, -1)[:, :, :rank]
-        return self.out(torch.einsum("thr,hrv->thv", found, self.values.to(x.dtype)).flatten(1))
+        made = torch.einsum("thr,hrv->thv", found, self.values.to(x.dtype))
+        if self.up is not None:
+            self.up.to_values(found, made)
+        return self.out(made.flatten(1))

@@ -208,11 +208,7 @@ class Loader:
         apart = self.packing.groups is not None and self.values_apart(at)
 
         by = spec.multipliers
-        factors = (
-            None
-            if by is None
-            else repeated((q, by.attention_in), (kv, by.attention_in * by.key), (kv, by.attention_in))
-        )
+        factors = None if by is None else repeated(*by.qkv(q, kv))
         of_bias = None if by is None else repeated((q, 1.0), (kv, by.key), (kv, 1.0))
 
         def heads(qkv: Tensor) -> Tensor:
@@ -277,7 +273,7 @@ class Loader:
             inner=TakenApart(
                 self.linear(
                     at, ("in_proj",), (sum(parts),), hidden, form.in_bias,
-                    factors=None if by is None or of_bias is None else of_bias * by.scan_in, of_bias=of_bias,
+                    factors=None if by is None else repeated(*by.inner(parts)), of_bias=of_bias,
                 ),
                 form.width,
             ),
@@ -387,7 +383,7 @@ class Loader:
             spec,
             gate_up=self.linear(
                 at, gate_up, (width,) * (1 + spec.gated), spec.hidden, spec.mlp_bias, pairs,
-                None if by is None else repeated((width, by.gate), (width, 1.0)),
+                None if by is None else repeated(*by.gates(width)),
             ),
             down=self.linear(
                 at, (down,), (spec.hidden,), width, spec.mlp_bias,

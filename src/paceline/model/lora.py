@@ -9,7 +9,7 @@ What would change the arithmetic and is not computed here (DoRA, biases, trained
 import hashlib
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from math import sqrt
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError, InputError, RefusalError
+from paceline.model.checkpoint import TEXT_PREFIXES, of_text
 from paceline.model.families import FAMILIES
 from paceline.model.lora_config import by_pattern, layer_of, left_out, names_all, read_lora_config, tails
 from paceline.model.lora_files import check_size, read_lora_tensors
@@ -30,6 +31,7 @@ MAX_LORA_RANK = 256
 """Largest rank of a module."""
 MAX_LORA_NORM = 1e6
 """Largest product of the Frobenius norms of a module's factors: below it, activations stay finite in bfloat16."""
+PEFT_PREFIX = "base_model.model."
 PART_NAME = re.compile(r"(.+)\.lora_(A|B)(?:\.[^.]+)?\.weight")
 
 
@@ -63,6 +65,8 @@ def fused(place: LoraPlace, weights: LoraWeights) -> LoraPair | None:
     if not any(found):
         return None
     down = torch.cat([pair.down for pair in found if pair is not None])
+    if place.inputs is not None:
+        down = place.inputs(down.T).T
     up, row, column = torch.zeros(sum(place.outs), len(down)), 0, 0
     for out, pair in zip(place.outs, found):
         if pair is not None:
@@ -84,11 +88,17 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
         check_size(path, values, factors)
         return checked(read_gguf_lora(path, spec), path, spec, max_rank)
     config = read_lora_config(path)
+    if spec.multipliers is not None and spec.multipliers.folded:
+        raise RefusalError(
+            f"The adapter {path} lacks factors that this GGUF file has in its weights; serve its checkpoint in Hugging "
+            "Face layout, or merge it."
+        )
     tensors = read_lora_tensors(path, values, factors)
-    weights = checked(_assembled(path, config, tensors, spec, shapes), path, spec, max_rank)
-    _check_complete(path, config, weights, spec)
+    named = as_trained(tensors)
+    weights = checked(_assembled(path, config, tensors, spec, shapes, named), path, spec, max_rank)
+    _check_complete(path, config, weights, spec, named)
     for module in weights.modules:
-        if (key := left_out(config, module)) is not None:  # PEFT would compute without them
+        if (key := left_out(config, named(module))) is not None:  # PEFT would compute without them
             raise CheckpointError(
                 f"The adapter {path} has factors of {module}, which {key} of its config leaves out; mend the config, "
                 "or save the adapter again."
@@ -102,6 +112,14 @@ def module_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     for place in lora_places(spec, False, False):
         shapes.update((name, (out, place.width)) for name, out in zip(place.modules, place.outs))
     return shapes
+
+
+def as_trained(names: Iterable[str]) -> Callable[[str], str]:
+    """What the model's modules are called in an adapter with these tensors, and in the patterns of its config: one that
+    was trained on a model that reads pictures, too, has a longer path."""
+    plain = [name.removeprefix(PEFT_PREFIX) for name in names]
+    found = next((it for it in TEXT_PREFIXES if any(name.startswith(it[0]) for name in plain)), ("", ""))
+    return lambda module: found[0] + module.removeprefix(found[1]) if module.startswith(found[1]) else module
 
 
 def _check_shape(path: Path, module: str, down: Tensor, up: Tensor, shape: tuple[int, int]) -> None:
@@ -123,11 +141,17 @@ def _unknown(path: Path, module: str, spec: ModelSpec) -> RefusalError:
 
 def _assembled(
     path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: ModelSpec,
-    shapes: Mapping[str, tuple[int, int]],
+    shapes: Mapping[str, tuple[int, int]], named: Callable[[str], str],
 ) -> LoraWeights:  # fmt: skip
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
-        match = PART_NAME.fullmatch(name.removeprefix("base_model.model."))
+        ours = of_text(name.removeprefix(PEFT_PREFIX))
+        if ours is None:
+            raise RefusalError(
+                f"The adapter {path} changes {name}, of the part that reads pictures, which is not served; train one "
+                "of the text alone."
+            )
+        match = PART_NAME.fullmatch(ours)
         if match is None or not isinstance(tensor, Tensor):
             raise RefusalError(
                 f"The adapter {path} has the tensor {name}, which is none of a linear layer's; embeddings, heads and "
@@ -151,14 +175,14 @@ def _assembled(
             raise RefusalError(f"The adapter {path} changes {module}, which is no linear layer; merge it.")
         if module not in shapes:  # patterns are tried on the model's own names alone
             raise _unknown(path, module, spec)
-        rank = by_pattern(config, "rank_pattern", module, config["r"])
+        rank = by_pattern(config, "rank_pattern", named(module), config["r"])
         if len(down) != rank or up.shape[1] != rank or not rank:
             raise CheckpointError(
                 f"The adapter {path} has factors {list(down.shape)} and {list(up.shape)} of {module}, but its config "
                 f"says rank {rank:g}; both must be the same number above 0."
             )
         _check_shape(path, module, down, up, shapes[module])
-        alpha = by_pattern(config, "alpha_pattern", module, config["lora_alpha"])
+        alpha = by_pattern(config, "alpha_pattern", named(module), config["lora_alpha"])
         scale = alpha / (sqrt(rank) if config.get("use_rslora") else rank)
         digest.update(f"{module}\0{scale!r}\0{list(down.shape)}{list(up.shape)}".encode())
         wide = LoraPair(down.float().contiguous(), (up.float() * scale).contiguous())
@@ -168,7 +192,9 @@ def _assembled(
     return LoraWeights(modules, digest.hexdigest()[:32], max((len(p.down) for p in modules.values()), default=0))
 
 
-def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights, spec: ModelSpec) -> None:
+def _check_complete(
+    path: Path, config: Mapping[str, Any], weights: LoraWeights, spec: ModelSpec, named: Callable[[str], str]
+) -> None:
     """CheckpointError where a module that the config names has no factors: the file is cut, or of another model. Where
     transformers holds routers and experts in no linear layers of their own, PEFT leaves all of them out."""
     if not names_all(config):
@@ -177,13 +203,13 @@ def _check_complete(path: Path, config: Mapping[str, Any], weights: LoraWeights,
     kinds = {"", *(kind for kind, name in places if name in weights.modules)}
     targets, names = config["target_modules"], [name for kind, name in places if kind in kinds]
     if isinstance(targets, frozenset) and (
-        other := targets.difference(tail for _, name in places for tail in tails(name))
+        other := targets.difference(tail for _, name in places for tail in tails(named(name)))
     ):
         raise RefusalError(
             f"The adapter {path} is for modules {min(other)!r}, which no linear layer of this {spec.family} model is "
             "called; it is of another model, or changes embeddings or head, which is not served."
         )
-    missing = [name for name in names if name not in weights.modules and left_out(config, name) is None]
+    missing = [name for name in names if name not in weights.modules and left_out(config, named(name)) is None]
     depth = 1 + max((layer_of(name) for name in weights.modules), default=-1)
     if missing and depth < len(spec.layers) and all(layer_of(name) >= depth for name in missing):
         raise RefusalError(

@@ -1,5 +1,6 @@
 """Everything the decoder needs to know about a model, as data."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Literal
@@ -269,6 +270,10 @@ def recurs_alone(layer: Layer) -> bool:
     return isinstance(mixer, ShortConv | Mamba | Delta) and mixer.length <= MOST_NATIVE_LENGTH
 
 
+Counted = tuple[tuple[int, float], ...]
+"""Factors, each with how many outputs it is for."""
+
+
 @dataclass(frozen=True, slots=True)
 class Multipliers:
     """Factors of Falcon-H1's projections, which become part of the weights as they are loaded."""
@@ -282,6 +287,24 @@ class Multipliers:
     """Factors of a recurrence's inputs: gate, values, keys, queries, time steps."""
     gate: float
     down: float
+
+    @property
+    def folded(self) -> bool:
+        """Whether weights have them already, as in GGUF files."""
+        return {self.attention_in, self.attention_out, self.key, self.scan_in, *self.scan, self.gate, self.down} == {1}
+
+    def qkv(self, queries: int, keys: int) -> Counted:
+        """(count, factor) of the outputs of queries, keys and values."""
+        by = self.attention_in
+        return (queries, by), (keys, by * self.key), (keys, by)
+
+    def inner(self, parts: Sequence[int]) -> Counted:
+        """Factors of a recurrence's inputs."""
+        return tuple((count, self.scan_in * factor) for count, factor in zip(parts, self.scan))
+
+    def gates(self, width: int) -> Counted:
+        """Factors of gates and what they gate."""
+        return (width, self.gate), (width, 1.0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,7 @@
 """Adapters in GGUF files, as llama.cpp's converter writes them: names, scales and the order of heads of each family."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +15,16 @@ from paceline.core.errors import PacelineError
 from paceline.model.checkpoint import read_config
 from paceline.model.gguf.architectures import ARCHITECTURES
 from paceline.model.gguf.tensors import names_of
+from paceline.model.load import load_model
 from paceline.model.lora import fused, interleaved, read_lora
 from paceline.model.lora_places import lora_places
-from tests.lora import make_adapter
+from tests.lora import make_adapter, merge
+from tests.model.gguf.files import KINDS, write_gguf
+from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
 
+STORED = ("qwen3_5_text", "mixtral", *(pytest.param(it, marks=pytest.mark.full) for it in ("mistral", "qwen3_next")))
+"""Families of which such files have layers in an order of their own, under another architecture, or experts in one."""
 FACTS: dict[str, Any] = {"general.type": "adapter", "adapter.type": "lora", "adapter.lora.alpha": 8.0}
 FAMILIES = {"qwen2": "qwen2", "qwen3": "qwen3", "gemma2": "gemma2", "gemma3": "gemma3", "smollm3": "smollm3",
             "olmo2": "olmo2", "starcoder2": "starcoder2", "mistral": "llama", "glm4": "glm4",
@@ -103,6 +109,50 @@ def test_names_and_scales_of_each_family(family: str, tmp_path: Path) -> None:
             assert torch.allclose(first, second, atol=1e-6), place.modules
     [short] = [name for name, pair in theirs.modules.items() if len(pair.down) == 2]
     assert torch.equal(theirs.modules[short].up, 2 * ours.modules[short].up[:, :2])
+
+
+def told_apart(model: Path, merged: Path) -> dict[str, torch.Tensor]:
+    """Factors of what two files differ in, as their numbers lie, which is how the converter leaves an adapter's."""
+    before, after = ({it.name: torch.tensor(it.data) for it in gguf.GGUFReader(at).tensors} for at in (model, merged))
+    found = dict[str, torch.Tensor]()
+    for name, whole in before.items():
+        if not torch.equal(whole, after[name]):
+            shape = (1, *whole.shape)[-2:]
+            change = (after[name].double() - whole.double()).view(-1, *shape)
+            left, size, right = torch.linalg.svd(change, full_matrices=False)
+            up, down = left[:, :, :8] * size[:, None, :8] * min(8, *shape) / 8, right[:, :8]
+            found[f"{name}.lora_a"], found[f"{name}.lora_b"] = (
+                (it if whole.dim() == 3 else it[0]).float().contiguous() for it in (down, up)
+            )
+    return found
+
+
+@pytest.mark.parametrize("family", STORED)
+def test_orders_of_both_layouts(family: str, tmp_path: Path) -> None:
+    """PEFT's adapters on GGUF files, and GGUF adapters on both, give what merged weights give."""
+    model = tiny_checkpoint(tmp_path / "base", family)
+    adapter = make_adapter(tmp_path / "a", model)
+    whole = merge(tmp_path / "merged", model, adapter)
+    files = [write_gguf(tmp_path / f"{at.name}.gguf", at) for at in (model, whole)]
+    tensors = told_apart(*files)
+    other = write(tmp_path / "a.gguf", FACTS, tensors, KINDS[family])
+    want, plain = (logits(at, None) for at in (whole, model))
+    assert (want - plain).abs().max() > 1
+    for base in (model, files[0]):
+        expected = logits(files[1], None) if base in files else want
+        for given in (adapter, other):
+            torch.testing.assert_close(logits(base, given), expected, atol=2e-3, rtol=2e-3)
+
+
+def logits(path: Path, adapter: Path | None) -> torch.Tensor:
+    """Logits of a text, with an adapter."""
+    decoder = load_model(path, dtype="float32", cache=False)
+    decoder.allocate(4, 4)
+    if adapter is not None:
+        decoder.adapt().install(1, read_lora(adapter, decoder.spec))
+    rows = lay_out([Chunk(range(4), 0, [5, 9, 200, 17, 33, 8, 9, 200, 17, 60])], 4)
+    segments = [it._replace(adapter=int(adapter is not None)) for it in rows.segments]
+    return decoder.forward(replace(rows, segments=segments)).logits
 
 
 BAD: dict[str, tuple[dict[str, Any], Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]], str]] = {
