@@ -111,7 +111,7 @@ def measure(options: Options, items: list[ScoredText], progress: Progress) -> Pe
 
 
 def form_of(options: Options, engine: Engine) -> str:
-    """How the weights lie, in a word."""
+    """Name of the form that the weights have in memory."""
     if options.quantize not in (None, "none"):
         return str(options.quantize)
     packing = getattr(engine.model, "packing", None)

@@ -182,7 +182,7 @@ def read_by_a_pass(facts: "Facts", packing: "Packing") -> dict[str, int] | None:
 
 
 def weights_in(packing: "Packing", engine: EngineArgs) -> str:
-    """The form of the linear layers in memory, in a word."""
+    """Name of the form that the linear layers have in memory."""
     from paceline.model.linear import STORED
 
     if packing.name.startswith(STORED):

@@ -23,7 +23,7 @@ RECORD_EXAMPLE = "Example: paceline bench record traffic.jsonl --url http://127.
 
 @dataclass(frozen=True, slots=True)
 class ServerArgs:
-    """Whom to ask."""
+    """Options that say which server is asked."""
 
     url: Annotated[str, option("The server, with or without /v1.", "Server", show_default=True)] = (
         "http://127.0.0.1:8000"

@@ -7,8 +7,8 @@ MAX_MESSAGE_CHARS = 2000
 
 
 class PacelineError(Exception):
-    """Base of every error that bad input or an impossible wish can cause. The message is one sentence; a longer one
-    loses its middle."""
+    """Base of every error that bad input or an impossible wish can cause. The message is one sentence; a longer one is
+    shortened in its middle."""
 
     def __str__(self) -> str:
         text = super().__str__()

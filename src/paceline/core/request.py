@@ -115,7 +115,7 @@ class Request:
     arrival: float = 0.0
     """When it was submitted, by the engine's clock."""
     key: str = ""
-    """Among whom `fair` shares: see `SamplingParams.user`."""
+    """Key between which the order `fair` shares: see `SamplingParams.user`."""
     adapter: str = ""
     """Digest of the adapter that it is computed with; empty: none."""
     adapter_slot: int = 0

@@ -191,7 +191,7 @@ class Drafters(Registry[Callable[[Host], Drafter]]):
     """The drafters by name; `a+b` is a merged one, `a|b` a choice."""
 
     def arms(self) -> tuple[str, ...]:
-        """Whom `auto` chooses from, by their cards: those that need least first."""
+        """Names that `auto` chooses from, by the drafters' cards: those that need least first."""
         names = dict.fromkeys(arm for _, offers in self._load().values() for arm in offers.auto)
         return tuple(sorted(names, key=lambda arm: (arm.count("+"), len(self.card(arm).needs), arm)))
 

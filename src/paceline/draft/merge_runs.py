@@ -1,5 +1,5 @@
-"""A merged drafter between the passes of a run: whom to ask, and one tree of what they draft, as `merge` has it in
-single steps. native/propose_merged.h is its twin."""
+"""A merged drafter between the passes of a run: which parts to ask, and one tree of what they draft, as `merge` does in
+single steps. native/propose_merged.h does the same in C++."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -251,7 +251,7 @@ class Adapters:
         return bool(self.waiting) and now - self.waiting[0].arrival > ADAPTER_PATIENCE_S
 
     def seated(self, now: float) -> list[Request]:
-        """Waiting requests that have their adapter now, or whose adapter cannot be had any more, which have ended."""
+        """Waiting requests whose adapter is in memory now, and those that have ended because their adapter is gone."""
         found = list[Request]()
         for request in list(self.waiting):
             try:

@@ -290,15 +290,15 @@ class AsyncLLM:
             raise
 
     async def park(self, subscription: Subscription) -> list[bytes | None]:
-        """Take the samples of a subscription out of the engine, all of them or none; None for one that has ended. Its
-        last chunk of each has the reason `parked`. `resume` takes what is returned, also in another engine. Raises
-        InputError or RefusalError for what cannot be parked, and RuntimeError when the engine is closed."""
+        """Take the samples of a subscription out of the engine, all of them or none, as bytes; None for a sample that
+        has ended. The last chunk of each has the reason `parked`. `resume` takes what is returned, also in another
+        engine. Raises InputError or RefusalError for what cannot be parked, RuntimeError if the engine is closed."""
         return await self.call(lambda: leave(self.llm.engine, subscription.requests))
 
     async def resume(self, packed: bytes | Sequence[bytes | None], *, whole: bool = False, told: bool = True,
                      clients: Sequence[str] = ()) -> Subscription:  # fmt: skip
-        """Go on with parked samples, all of them or none; the news is what comes from here on, or with `told` false
-        their text from its beginning. `whole`: one chunk a sample, at its end. `clients`: whose each is. Raises
+        """Continue parked samples, all of them or none. The chunks have what is new from here on, or with `told` false
+        the whole text. `whole`: one chunk a sample, at its end. `clients`: the client of each sample. Raises
         InputError, RefusalError or CapacityError, and RuntimeError when the engine is closed or dead."""
         each = [packed] if isinstance(packed, bytes) else list(packed)
         samples = [place for place, one in enumerate(each) if one is not None]
@@ -307,7 +307,7 @@ class AsyncLLM:
         return await self.call(lambda: self.follow(make(enter(self.llm.engine, each, clients))))
 
     def follow(self, subscription: Subscription) -> Subscription:
-        """Send the news of requests that entered by an operation. For the engine's thread."""
+        """Send the chunks of requests that an operation made. For the engine's thread."""
         self._live.append(subscription)
         return subscription
 
@@ -375,8 +375,8 @@ class AsyncLLM:
             self._turns.take()
 
     def attach(self, make: Callable[[LLM], B]) -> B:
-        """What `make` makes, on the engine's thread: from now on it gets a step after each of the engine's. Raises what
-        `make` raises, and RuntimeError when the engine is closed or dead."""
+        """Call `make` on the engine's thread. What it returns gets a step after each step of the engine from now
+        on. Raises what `make` raises, and RuntimeError when the engine is closed or dead."""
         if self._closed or not self.alive:
             raise RuntimeError("The engine is closed.")
         made: Future[B] = Future()

@@ -14,7 +14,7 @@ log = logging.getLogger("paceline")
 RESERVE = 0.05
 """Share of a GPU's free memory that is left to graphs, libraries and pieces that do not fit."""
 OTHERS_BYTES = 1 << 30
-"""What others may hold of a GPU before a word is said about it."""
+"""Bytes of a GPU that other programs may hold before the log says so."""
 
 
 def check_device(device: str, dtype: str = "bfloat16") -> None:

@@ -25,8 +25,8 @@ class Judge:
         self._verifiers: dict[str, Verifier] = {}
 
     def judge_free(self, request: Request) -> bool:
-        """Can several passes in a row do without a judge? Temperature alone must make the distribution from the logits,
-        and nothing else of a pass may be wanted."""
+        """Can several passes run without a judge between them? Only if temperature alone makes the distribution from
+        the logits and nothing else of a pass is wanted."""
         p = request.params
         told = p.logprobs is not None or p.prompt_logprobs is not None
         return VERIFIERS.card(request.verifier).runs and not told and self.sampler.temperature(request) is not None

@@ -32,7 +32,8 @@ class LLM:
     8
 
     Keyword arguments are the fields of `Options`. Use `with`, or call `close`, where the memory is needed again.
-    Raises CheckpointError, RefusalError, CapacityError or InputError for a model that cannot be served so.
+    Raises CheckpointError, RefusalError, CapacityError or InputError for a model that cannot be served with these
+    options.
     """
 
     __signature__ = shown()
@@ -50,7 +51,7 @@ class LLM:
         self.engine, self.text = build(self.options)
 
     def close(self) -> None:
-        """End what is unfinished and let go of the models. Harmless when repeated; nothing else works afterwards."""
+        """Abort unfinished requests and free the models. Harmless when repeated; nothing else works afterwards."""
         engine = self.__dict__.pop("engine", None)
         if engine is not None:
             for request in list(engine.session.requests.values()):

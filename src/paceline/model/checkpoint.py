@@ -373,7 +373,7 @@ class Tensors:
         return None
 
     def kind(self, name: str) -> str:
-        """How it is stored, in a word."""
+        """Name of the form in which it is stored."""
         return str(self.view(name).get_dtype())
 
     def let_go(self) -> None:

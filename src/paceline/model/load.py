@@ -180,7 +180,7 @@ def pack_to(path: Path, spec: ModelSpec, packing: Packing, where: Path) -> None:
 
 @contextmanager
 def writing(where: Path | None, size: int) -> Iterator[store.Straight]:
-    """What keeps the parts of a model at `where`; where it cannot, a word says why, and nothing does."""
+    """Store that keeps the parts of a model at `where`, or nothing if it cannot; a line in the log then says why."""
     try:
         keep = None if where is None else store.StoreWriter(where, size)
     except (OSError, CapacityError) as error:

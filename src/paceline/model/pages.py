@@ -26,7 +26,7 @@ def zeros(size: int) -> Tensor:
 
 
 def take(size: int) -> Tensor:
-    """`size` bytes for good, side by side with what others take."""
+    """Memory of `size` bytes, never freed, next to what others take."""
     global rest
     room = -(-size // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
     if room > len(rest):

@@ -284,7 +284,7 @@ class Reading(Straight):
 
 
 def opened(path: Path, late: bool = False) -> Reading | None:
-    """The file if there is a good one; a bad one is removed, with a word."""
+    """The file, if there is an undamaged one; a damaged one is removed, with a line in the log."""
     try:
         return Reading(path, late)
     except FileNotFoundError:

@@ -34,8 +34,8 @@ def fitting(patience: float, seconds: float) -> int:
 @dataclass(slots=True)
 class Unchecked:
     """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more
-    when the next plain step says what the price is, at the mean of both. The first plain step of all is another matter:
-    until then the price was that of start-up, and may have been mended since."""
+    when the next plain step says what the price is, at the mean of both. Before the very first plain step the price was
+    that of start-up, which may have been corrected since; so there only the number of plain steps counts."""
 
     lost: float
     """Seconds lost according to the account before these steps."""

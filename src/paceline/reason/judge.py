@@ -22,7 +22,7 @@ GRADING_QUESTION = "Grade only the last step of your reasoning: from 0 (wrong) t
 LEADS = ("Score: ", "Score:", "Score:\n", "")
 """What the answer begins with: the first behind which each digit is one token."""
 MARK = "Yb7qMark"
-"""A word that no template has."""
+"""Text that no chat template contains, to find a place in a rendered one."""
 DIGITS = "0123456789"
 ODDS_QUESTIONS = (
     ("Is the last step of your reasoning right? Answer with Yes or No.", ("No", "Yes")),

@@ -13,7 +13,7 @@ from paceline.sample.race import perturbed
 
 def drawn(logits: Tensor, temperature: Sequence[float], keys: Sequence[int]) -> Tensor:
     """Tokens [N] int64, on their device, of logits [N, V]: what `Sampler.draw` draws by temperature alone (0: greedy,
-    without a key), without a word to the host; -1 where nothing is finite."""
+    without a key), without waiting for the host; -1 where nothing is finite."""
     best, token = logits.max(-1)
     tokens = torch.where(best > float("-inf"), token, -1)
     sampled = [i for i, heat in enumerate(temperature) if heat]

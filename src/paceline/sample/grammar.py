@@ -45,7 +45,8 @@ MAX_HELD_BYTES = 1 << 30
 PROBE_TOKENS = 8
 """Tokens that a new grammar is tried with."""
 PARSER_RESTARTS = 2
-"""How often a request's parser may give up at its very beginning too: each time takes what its limits allow."""
+"""How often the parser of a request may also give up at its very beginning: each time takes as long as its limits
+allow."""
 
 
 class Place:

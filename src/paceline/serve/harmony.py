@@ -46,7 +46,7 @@ def called(name: str) -> str:
 
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as the template has them: with one call each, followed by what came of it."""
+    """Messages as the template has them: with one call each, followed by the call's result."""
     made, left = list[dict[str, Any]](), [remembered(message) for message in messages]
     while left:
         message = left.pop(0)

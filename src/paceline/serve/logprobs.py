@@ -8,7 +8,7 @@ from paceline.engine.detokenize import Detokenizer
 from paceline.serve.tokens import Tokens
 
 JSON_MINUS_INFINITY = -9999.0
-"""What stands for minus infinity, which JSON does not have."""
+"""Number in place of minus infinity, which JSON does not have."""
 
 
 def finite(logprob: float) -> float:

@@ -26,7 +26,7 @@ _DEFAULT = SamplingParams()
 
 
 def hidden(extra_key: str) -> str:
-    """What stands for a key that may be a secret: equal for equal ones."""
+    """Digest in place of a key that may be a secret; equal for equal keys."""
     return root_hash(extra_key).hex() if extra_key else ""
 
 
@@ -76,7 +76,7 @@ class Arrival:
     judge_free: bool = False
     """May several of its tokens be drawn in one call?"""
     key: str = ""
-    """Among whom `fair` shares."""
+    """Key between which the order `fair` shares."""
     params: dict[str, Any] = field(default_factory=dict)
     """Sampling parameters in `DECIDING` that are set."""
     output: list[int] = field(default_factory=list)
@@ -277,7 +277,7 @@ class Decision:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a step: a result for each item; (request, group, complete rows) in order; measured times."""
+    """Outcome of a step: a result for each item; (request, group, complete rows) in order; measured times."""
 
     results: list[Result]
     advanced: list[tuple[int, str, int]]

@@ -48,7 +48,7 @@ class Muon(Optimizer):
                 self.advance(batch, group)
 
     def advance(self, batch: list[Tensor], group: dict[str, Any]) -> None:
-        """Matrices without a gradient stand still where none of the batch has one; else theirs is zero."""
+        """Move a batch of matrices. Nothing moves if none has a gradient; else a missing gradient counts as zero."""
         if all(p.grad is None for p in batch):
             return
         state = self.state[batch[0]]

@@ -163,7 +163,7 @@ def studied(
 
 
 def emitted(ran: Ran, path: Path) -> str:
-    """Write the fragment so that it runs by itself, try it in the sandbox, and say what came of it. Raises UsageError
+    """Write the fragment so that it runs by itself, try it in the sandbox, and print the result. Raises UsageError
     for one that is no Python."""
     if ran.problem and not ran.lines:
         raise UsageError(f"{ran.name} cannot be written out. {ran.problem}")

@@ -43,7 +43,7 @@ SQL_SINGLE = SqlPlan(1, 0, False, False)
 
 @dataclass(slots=True)
 class SqlStep:
-    """One stage, for the trace: seconds since the question, and what came of it."""
+    """One stage, for the trace: seconds since the question, and its result."""
 
     name: str
     began: float

@@ -75,7 +75,8 @@ def errors(forecast: Floats, truth: Floats) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Window:
-    """What may be known, and the sealed future behind it. `start` is the history's first index in the series."""
+    """Data that may be known at an origin, and the future after it, which stays
+    sealed. `start` is the history's first index in the series."""
 
     series: str
     start: int

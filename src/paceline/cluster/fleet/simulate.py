@@ -408,5 +408,5 @@ class FleetMove:
 def simulate_fleet(
     jobs: Sequence[FleetJob], engines: int, shape: FleetShape | None = None, plan: FleetPlan | None = None
 ) -> FleetOutcome:
-    """What becomes of a trace."""
+    """Run a recorded trace on a simulated fleet."""
     return FleetRun(jobs, engines, shape or FleetShape(), plan or FleetPlan()).run()

@@ -1,5 +1,5 @@
-"""Engines as Ray actors (extra `paceline[cluster]`). Ray has the processes, the object store and the transport; ours is
-what becomes of requests when one dies."""
+"""Engines as Ray actors (extra `paceline[cluster]`). Ray has the processes, the object store and the transport; what
+happens to requests when an engine dies is decided here."""
 
 import asyncio
 import logging

@@ -130,8 +130,8 @@ def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:
 
 
 def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]]) -> Sample | None:
-    """Sample that leaves, out of (priority, tokens, sample): the least urgent first, then the shortest. Urgent ones
-    stay where only their own headroom makes the engine less free."""
+    """Sample that has to leave, out of (priority, tokens, sample): the least urgent first, then the shortest. Urgent
+    ones stay where only their own headroom makes the engine less free."""
     found = sorted(
         ((-priority, tokens, n, it) for n, (priority, tokens, it) in enumerate(samples)), key=lambda t: t[:3]
     )

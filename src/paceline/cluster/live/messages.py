@@ -100,7 +100,7 @@ class Opened:
 
 @dataclass(frozen=True, slots=True)
 class SampleNews:
-    """What came of one sample of an opening."""
+    """News of one sample of an opening: what the engine made of it."""
 
     place: int
     tokens: list[int]

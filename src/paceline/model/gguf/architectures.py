@@ -290,7 +290,7 @@ ARCHITECTURES: dict[str, Arch] = {
     ),
 }
 STEADY_MISTRAL = Arch("mistral", interleaved=True, fixed={"sliding_window": None})
-"""What `mistral3` stands for where queries do not grow with their position."""
+"""Architecture of `mistral3` files whose queries do not grow with their position."""
 DENSE_LATENT = Arch("youtu", latent=True)
 SOFTMAX_LATENT = Arch(
     "deepseek_v2",
@@ -300,6 +300,6 @@ SOFTMAX_LATENT = Arch(
     flags=ROUTER_NORM,
     mixture=DEEPSEEK_ROUTER,
 )
-"""What `deepseek2` stands for without experts, and with experts that are chosen by shares among all."""
+"""Architecture of `deepseek2` files without experts, and with experts that are chosen by shares among all."""
 MIXTRAL = Arch("mixtral", interleaved=True, mixture=LOCAL_EXPERTS)
-"""What `llama` stands for where it has experts."""
+"""Architecture of `llama` files with experts."""

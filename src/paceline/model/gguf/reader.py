@@ -24,7 +24,7 @@ USUAL_VALUES: dict[str, tuple[Any, ...]] = {
     "rope.scaling.factor": (0.0, 1.0),
     "rope.scaling.original_context_length": (0,),
 }
-"""Values of keys that are not read which stand for what is computed anyway."""
+"""Values of keys that change nothing, because they describe what is computed anyway."""
 LEARNED = ("alpha_p", "alpha_n", "beta", "eps")
 """What metadata hold of the activation `xielu`."""
 MAX_NUMBER = 1e30
@@ -102,7 +102,7 @@ def strangers(prefix: str) -> frozenset[str]:
 
 
 def says_nothing(key: str, value: Any) -> bool:
-    """Whether a key has the value that stands for what is computed anyway."""
+    """Does a key have a value that describes what is computed anyway?"""
     usual = () if isinstance(value, np.ndarray | list) else USUAL_VALUES.get(key, ())
     return any(value == it and isinstance(value, bool) == isinstance(it, bool) for it in usual)
 

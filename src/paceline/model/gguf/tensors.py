@@ -330,7 +330,7 @@ class GgufTensors:
         return found
 
     def kind(self, name: str) -> str:
-        """How it is stored, in a word."""
+        """Name of the form in which it is stored."""
         return self.place[name].kind.name
 
 

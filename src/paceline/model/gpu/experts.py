@@ -1,4 +1,4 @@
-"""A mixture's products on a GPU: all experts of a pass in one kernel, without a word to the host."""
+"""A mixture's products on a GPU: all experts of a pass in one kernel, without waiting for the host."""
 
 from dataclasses import dataclass
 from typing import Any
