@@ -240,6 +240,25 @@ def streams(url: str, key: str) -> str:
     return f"{len(held)} streams"
 
 
+def layout(url: str, key: str) -> str:
+    """Answers of nothing but white space, which may be layout before a call, and of bytes that are no character: what a
+    reader of answers holds back. More with a model that has tokens of many spaces and a long context (`--model`)."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
+    wish = {"max_tokens": 900, "ignore_eos": True, "temperature": 0, "seed": 1}
+    talk = {**wish, "messages": [{"role": "user", "content": "x"}], "tools": [tool]}
+    spaces, partial = (
+        json.loads(post(url, "/tokenize", {"prompt": text, "add_special_tokens": False}, key)[1])["tokens"][:1]
+        for text in (" " * 128, "\U0001f9ff")
+    )
+    return (
+        many(
+            url, key, "/v1/chat/completions", [{**talk, "allowed_tokens": spaces, "stream": on} for on in (True, False)]
+        )
+        + " / "
+        + many(url, key, "/v1/completions", [{**wish, "prompt": "x", "n": 8, "allowed_tokens": partial}])
+    )
+
+
 def huge(url: str, key: str) -> str:
     """Bodies of 9 MB: each is told 413, though it sends all before it reads."""
     return told([post(url, "/v1/completions", b"x" * 9_000_000, key) for _ in range(8)])
@@ -250,7 +269,7 @@ RAW: tuple[Attack, ...] = (
 )  # fmt: skip
 SERVED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads, flood,
-    streams, huge, *RAW,
+    streams, layout, huge, *RAW,
 )  # fmt: skip
 ROUTED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, huge, *RAW,

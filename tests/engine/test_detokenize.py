@@ -55,6 +55,27 @@ def test_a_character_appears_whole():
     assert pieces(tokenizer, ids[:-1]) == [""] * (len(ids) - 1) + [REPLACEMENT]
 
 
+class Counted:
+    """A tokenizer whose decoder counts the ids that it is given."""
+
+    def __init__(self) -> None:
+        self.backend_tokenizer, self.ids = self, 0
+
+    def decode(self, ids, skip_special_tokens):
+        self.ids += len(ids)
+        return bpe().backend_tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize("token", ["euro", "<tool>"])
+def test_a_run_without_characters_costs_linear_time(token):
+    """A client may ask for the first byte of a character, or a special token, for ever: `allowed_tokens`."""
+    ids = bpe().encode("€")[:1] if token == "euro" else bpe().convert_tokens_to_ids([token])
+    run = [*bpe().encode("a"), *ids * 3000, *bpe().encode("b c")]
+    counted = Counted()
+    assert "".join(pieces(counted, run)) == bpe().decode(run, skip_special_tokens=True)
+    assert counted.ids < 100 * len(run)
+
+
 WORDS = ("<s>", "▁a", "b", "▁", "<0xE2>", "<0x82>", "<0xAC>", "▁.")
 
 

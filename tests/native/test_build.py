@@ -48,6 +48,23 @@ def test_without_a_compiler_pytorch_serves_with_one_warning(monkeypatch: pytest.
         build.library.cache_clear()
 
 
+@pytest.mark.parametrize("said", [None, b"cc1plus: error: \xff", b" \n"])
+def test_a_compiler_that_takes_too_long_is_missed_likewise(monkeypatch: pytest.MonkeyPatch, said: bytes | None) -> None:
+    """What it has said by then is bytes, whatever was asked for."""
+
+    def loaded(machine: tuple[str, ...]) -> CDLL:
+        raise subprocess.TimeoutExpired(["g++"], 1800, stderr=said)
+
+    monkeypatch.setattr(build, "machine_flags", lambda: build.NARROW)
+    monkeypatch.setattr(build, "loaded", loaded)
+    build.library.cache_clear()
+    try:
+        with pytest.warns(UserWarning, match="PyTorch serves"):
+            assert build.library() is None
+    finally:
+        build.library.cache_clear()
+
+
 def test_a_planted_library_does_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """One of the right name, whose constructor would run as soon as it is loaded: without a digest, with that of
     another, and in a directory where others may write."""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.serve.parser import AnswerParser, Content, Delta, ToolCall
+from paceline.serve.parser import MOST_LAYOUT, MOST_UNNAMED, AnswerParser, Content, Delta, ToolCall
 from paceline.serve.syntax import SYNTAXES
 
 BY_NAME = {syntax.name: syntax for syntax in SYNTAXES}
@@ -316,3 +316,41 @@ def test_calls_without_a_marker(text: str, want: Parts | None, step: int) -> Non
     parser = AnswerParser(BY_NAME["hermes"], names={"add"})
     assert read(text, parser, list(range(step, len(text), step))) == (want or [("content", text)])
     assert hermes(CALL) == [("content", CALL)], "without names nothing is read so"
+
+
+@pytest.mark.parametrize("step", [1, 7, 100_000])
+@pytest.mark.parametrize(
+    "text", ["a" + " " * 5000 + "x", "<think>a" + "\n" * 3000 + "b</think>c", "a\n<tool_call>" + 9000 * " \n"]
+)
+def test_white_space_is_held_so_far(text: str, step: int) -> None:
+    """A client may ask for white space without end (`allowed_tokens`): what is held is looked at with each character,
+    on the loop that serves everybody."""
+    parser = AnswerParser(BY_NAME["hermes"], reasoning=True, names={"add"})
+    got: list[Delta] = []
+    for at in range(0, len(text), step):
+        got += parser.feed(text[at : at + step])
+        assert len(parser._held) <= MOST_UNNAMED
+        assert parser._read == parser._calling or len(parser._held) <= MOST_LAYOUT
+    assert "".join(said[-1] for said in parts([*got, *parser.finish()])) == (
+        text.replace("<think>", "").replace("</think>", "")
+    )
+
+
+@pytest.mark.parametrize("begun", ['<tool_call>{"a": [', '```json\n{"arguments": {"x": "', "```"])
+def test_a_call_that_says_no_name_is_none(begun: str) -> None:
+    text = begun + "1" * (MOST_UNNAMED + 100)
+    parser = AnswerParser(BY_NAME["hermes"], names={"add"})
+    early = "".join(delta.text for at in text for delta in parser.feed(at) if isinstance(delta, Content))
+    assert len(early) > MOST_UNNAMED
+    assert hermes(text, names={"add"}) == [("content", text)]
+    for most, many in ((MOST_LAYOUT - 1, [("content", "a"), ("call", "add", ARGS)]), (MOST_LAYOUT, None)):
+        said = hermes("a" + " " * most + f"<tool_call>{CALL}</tool_call>")
+        assert said == (many or [("content", "a" + " " * most), ("call", "add", ARGS)])
+
+
+def test_only_what_is_needed_is_kept_of_arguments() -> None:
+    """Their pieces go out as they come: nothing grows with them."""
+    parser = AnswerParser(BY_NAME["hermes"])
+    parser.feed('<tool_call>{"name": "add", "arguments": {"a": "' + "x" * 50_000)
+    call = parser._call
+    assert call is not None and len(call._value) + len(call._json.token) + len(parser._held) < 100

@@ -9,6 +9,8 @@ REPLACEMENT = "\ufffd"
 
 TAIL, FAR = 6, 256
 """Tokens of a prompt that open the window; and where to give up looking for some that are seen."""
+MOST_PARTIAL = 64
+"""Tokens without a whole character up to which each is looked at; of a longer run, one for each 16 that it has."""
 
 
 class Detokenizer:
@@ -17,7 +19,9 @@ class Detokenizer:
 
     Decodes a short window and returns what it gained. The window opens at tokens already shown, because a token's
     text may depend on the one before it (SentencePiece drops the first space of a text), and moves on only when
-    the text ends in a whole character. (`tokenizers.DecodeStream` does the same, but cannot be flushed.)
+    the text ends in a whole character. Of a long run of tokens that make none, as a client's `allowed_tokens` may ask
+    for, not each is decoded, for that would take the square of their number. (`tokenizers.DecodeStream` does nearly the
+    same, but cannot be flushed.)
     """
 
     def __init__(self, tokenizer: Any, skip_special_tokens: bool = True, before: Sequence[int] = ()) -> None:
@@ -28,6 +32,8 @@ class Detokenizer:
         self._shown = len(self._window)
         """Tokens at the window's start whose text was returned; `_prefix` is that text."""
         self._prefix = self._text(self._window) if self._window else ""
+        self._due = 0
+        """Tokens that the window has when it is decoded again."""
 
     def _tail(self, before: Sequence[int]) -> list[int]:
         """The last tokens of a prompt, enough that some text is visible and that they begin with a whole
@@ -41,12 +47,16 @@ class Detokenizer:
     def push(self, token: int) -> str:
         """The text that `token` completes, perhaps none."""
         self._window.append(token)
+        if len(self._window) < self._due:
+            return ""
         text = self._text(self._window)
         if text.endswith(REPLACEMENT) or len(text) <= len(self._known(text)):
+            run = len(self._window) - self._shown
+            self._due = len(self._window) + run // 16 if run > MOST_PARTIAL else 0
             return ""
         piece = text[len(self._known(text)) :]
         del self._window[: self._shown]
-        self._shown, self._prefix = len(self._window), self._text(self._window)
+        self._shown, self._prefix, self._due = len(self._window), self._text(self._window), 0
         return piece
 
     def finish(self) -> str:

@@ -94,7 +94,8 @@ def library() -> ctypes.CDLL | None:
     try:
         return declare(loaded(flags))
     except (OSError, subprocess.SubprocessError) as error:
-        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
+        said = getattr(error, "stderr", None) or str(error)  # of a compiler that took too long it is bytes
+        lines = (said.decode("utf-8", "replace") if isinstance(said, bytes) else said).strip().splitlines() or [""]
         detail = next((line for line in lines if "error" in line), lines[-1])
         warn(
             "The native decoder could not be built, so PyTorch serves, several times slower; install a C++ compiler "

@@ -48,9 +48,10 @@ class CallReader:
         """`char` begins, continues or ends a value of the call's own object."""
         reader, scalar = self._json, self._value[:1] not in ("", "{", "[", '"')
         inside = not scalar or reader.want == "scalar"  # what ends a scalar is not of it
-        self._value += char if inside else ""
-        if inside and self._key in NAMES_OF_ARGUMENTS and self._value[0] == "{":
-            self.arguments, self.started = self.arguments + char, True
+        if inside and self._key in NAMES_OF_ARGUMENTS and (self._value or char)[0] == "{":
+            self._value, self.arguments, self.started = "{", self.arguments + char, True
+        elif inside:
+            self._value += char
         ended = len(reader.stack) <= 1 and reader.want in ("next", "key", "done")
         if not ended:
             return True

@@ -223,29 +223,33 @@ def joined(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def said(deltas: Sequence[Delta]) -> dict[str, Any]:
     """Deltas as the `delta` of one chunk."""
     delta: dict[str, Any] = {}
+    texts: dict[str, list[str]] = {}
     for each in deltas:
         match each:
             case Content(text):
-                delta["content"] = delta.get("content", "") + text
+                texts.setdefault("content", []).append(text)
             case Reasoning(text):
-                delta["reasoning_content"] = delta.get("reasoning_content", "") + text
+                texts.setdefault("reasoning_content", []).append(text)
             case ToolCall(index, id, name, arguments):
                 call: dict[str, Any] = {"index": index, "function": {"arguments": arguments}}
                 if id is not None:
                     call.update(id=id, type="function", function={"name": name, "arguments": arguments})
                 delta.setdefault("tool_calls", []).append(call)
-    return delta
+    return {**{name: "".join(pieces) for name, pieces in texts.items()}, **delta}
 
 
 def message(deltas: Sequence[Delta]) -> dict[str, Any]:
     """Deltas as the whole message."""
     parts = said(deltas)
     calls: list[dict[str, Any]] = []
+    pieces: list[list[str]] = []
     for part in parts.get("tool_calls", ()):
         if "id" in part:
             calls.append({"id": part["id"], "type": "function", "function": dict(part["function"])})
-        else:
-            calls[part["index"]]["function"]["arguments"] += part["function"]["arguments"]
+            pieces.append([])
+        pieces[part["index"]].append(part["function"]["arguments"])
+    for call, arguments in zip(calls, pieces):
+        call["function"]["arguments"] = "".join(arguments)
     whole: dict[str, Any] = {"role": "assistant", "content": parts.get("content", None if calls else "")}
     if "reasoning_content" in parts:
         whole["reasoning_content"] = parts["reasoning_content"]

@@ -9,6 +9,7 @@ has no such form is content.
 """
 
 import re
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -47,22 +48,22 @@ def called(name: str) -> str:
 
 def conversation(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Messages as the template has them: with one call each, followed by the call's result."""
-    made, left = list[dict[str, Any]](), [remembered(message) for message in messages]
+    made, left = list[dict[str, Any]](), deque(remembered(message) for message in messages)
     while left:
-        message = left.pop(0)
+        message = left.popleft()
         calls = message.get("tool_calls") or []
         if len(calls) < 2:
             made.append(message)
             continue
-        answers = list[dict[str, Any]]()
+        answers = dict[Any, list[dict[str, Any]]]()
         while left and left[0]["role"] == "tool":
-            answers.append(left.pop(0))
+            answer = left.popleft()
+            answers.setdefault(answer.get("tool_call_id"), []).append(answer)
         for number, call in enumerate(calls):
-            mine = [it for it in answers if call.get("id") and it.get("tool_call_id") == call["id"]]
-            answers = [it for it in answers if it not in mine]
+            mine = answers.pop(call["id"], []) if call.get("id") else []
             first = message if number == 0 else {"role": "assistant", "content": ""}
             made += [{**first, "tool_calls": [call]}, *mine]
-        made += answers
+        made += [answer for others in answers.values() for answer in others]
     return made
 
 

@@ -19,7 +19,7 @@ class JsonReader:
         self.stack: list[str] = []
         """What is open, the innermost last."""
         self.token = ""
-        """The string, with its quotes, or the scalar that is read or was read last."""
+        """The key of the outermost object, with its quotes, or the scalar that is read or was read last."""
         self._escape = ""
         """The escape sequence that is read."""
 
@@ -37,7 +37,8 @@ class JsonReader:
         return char in JSON_SPACE or self._structure(char)
 
     def _string(self, char: str) -> bool:
-        self.token += char
+        if self.want == "key string" and len(self.stack) == 1:
+            self.token += char
         if self._escape:
             self._escape += char
             if self._escape[1] != "u":

@@ -8,6 +8,7 @@ content, with its markers; of a call that breaks after it was passed on, what fo
 calls and reasoning is layout and goes.
 """
 
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
@@ -40,6 +41,10 @@ class ToolCall:
 Delta = Content | Reasoning | ToolCall
 FENCE = "```"
 """A block of code begins and ends with it."""
+MOST_LAYOUT = 256
+"""Characters of white space that may turn out to be layout; of more, these are content."""
+MOST_UNNAMED = 16_384
+"""Characters of a call until its name is known, and of what stands between its parts; with more it is none."""
 
 
 class AnswerParser:
@@ -59,6 +64,9 @@ class AnswerParser:
         marker, too: by an object with which the answer begins, or one in a fenced block."""
         self._names = names if syntax else ()
         self._syntax, self._reasoning, self._ends = syntax, reasoning, tuple(ends)
+        signs = "".join(it[:1] for it in (syntax.marker if syntax else "", THINK, FENCE, *ends))
+        self._plain = re.compile(rf"[^{re.escape(JSON_SPACE + '{[' + signs)}]+")
+        """Text in which nothing begins that could be more than text."""
         self._read = self._think if reasoning and opened else self._text
         self._out: list[Delta] = []
         self._held = ""
@@ -111,9 +119,19 @@ class AnswerParser:
 
     def feed(self, text: str) -> list[Delta]:
         """The parts that this piece of text completes, perhaps none."""
-        for char in text:
-            self._read(char)
+        self._feed(text)
         return self._take()
+
+    def _feed(self, text: str) -> None:
+        at = 0
+        while at < len(text):
+            reads_text = not self._held and not self._trim and self._read in (self._text, self._think)
+            if reads_text and (plain := self._plain.match(text, at)):
+                self._say(plain[0])
+                at = plain.end()
+            else:
+                self._read(text[at])
+                at += 1
 
     def finish(self) -> list[Delta]:
         """Return what was held back. Call once, at the end."""
@@ -151,9 +169,8 @@ class AnswerParser:
 
     def _text(self, char: str) -> None:
         syntax = self._syntax
-        if self._skip(char):
+        if self._skip(char) or self._blank(char):
             return
-        self._held += char
         opening = syntax.bare or ("{" if self._names else "") if syntax else ""
         if opening and self._fresh and self._held.strip(JSON_SPACE) == opening:
             self._begin(bare=True)
@@ -177,9 +194,8 @@ class AnswerParser:
             self._begin(bare=found == FENCE, fenced=found == FENCE)
 
     def _think(self, char: str) -> None:
-        if self._skip(char):
+        if self._skip(char) or self._blank(char):
             return
-        self._held += char
         found = self._marker([END_THINK, *self._ends])
         if found == END_THINK:
             self._held, self._read, self._trim = "", self._text, True
@@ -193,6 +209,16 @@ class AnswerParser:
     def _skip(self, char: str) -> bool:
         self._trim = self._trim and char in JSON_SPACE
         return self._trim
+
+    def _blank(self, char: str) -> bool:
+        """Hold a character; True where white space is held and nothing else, which is no marker yet."""
+        self._held += char
+        if char not in JSON_SPACE or self._held.strip(JSON_SPACE):
+            return False
+        if len(self._held) >= MOST_LAYOUT:
+            self._say(self._held)
+            self._held = ""
+        return True
 
     def _marker(self, markers: Sequence[str]) -> str:
         """The marker that ends the held text, if one does; else text that cannot belong to one is said."""
@@ -221,7 +247,9 @@ class AnswerParser:
 
     def _calling(self, char: str) -> None:
         self._held += char
-        if self._call is not None:
+        if len(self._held) > MOST_UNNAMED:
+            self._break()
+        elif self._call is not None:
             self._object(char)
         elif char in JSON_SPACE:
             self._worded = True
@@ -301,5 +329,4 @@ class AnswerParser:
         held, self._held = self._held, ""
         self._read, self._call = self._text, None
         self._say(held[: self._head])
-        for char in held[self._head :]:
-            self._read(char)
+        self._feed(held[self._head :])
