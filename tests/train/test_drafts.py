@@ -53,11 +53,12 @@ def plan(place: Path, out: str, method: str, settings: dict[str, Any], **changes
 
 def settings(place: Path, method: str) -> dict[str, Any]:
     draft = {"draft": str(place / "draft")}
-    return {
+    known: dict[str, dict[str, Any]] = {
         "distillspec": {**draft, "objective": "tvd+kl:0.5", "rollout": "mixed"}, "fastdraft": SHAPE,
         "s2d": {**SHAPE, "exits": "1,2"}, "specdec": {**draft, "blocks": 1},
         "crossvocab": {"draft": str(place / "foreign")},
-    }[method]  # fmt: skip
+    }  # fmt: skip
+    return known[method]
 
 
 @pytest.mark.parametrize("method", ["distillspec", "fastdraft", "s2d", "specdec", "crossvocab"])

@@ -97,7 +97,7 @@ def test_a_run_that_died_at_a_stage_goes_on_to_the_same_bytes(
 
 
 def test_answers_go_on_with_whole_batches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those that follow are answered beside the same others as without a stop. What a power cut left goes, too."""
+    """Those that follow are answered next to the same others as without a stop. What a power cut left goes, too."""
     monkeypatch.setattr(data, "GENERATION_BATCH", 2)
     file = tmp_path / "answers.jsonl"
     lines = [json.dumps([[n, n + 1], 1]) for n in range(5)]

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from paceline.core.errors import InputError
-from paceline.train.data import Sample, answered, given, parts, read_lines, usable, writing
+from paceline.train.data import Sample, answered, given, parts, read_lines, usable
 from paceline.train.evaluate import chain, walked
 from paceline.train.features import FeatureSource
+from paceline.train.files import writing
 from paceline.train.objective import DIVERGENCES, Objective
 from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
@@ -102,7 +103,7 @@ def test_lines_that_cannot_be_learned_from_are_counted(
     odd: list[dict[str, Any]] = [{"messages": [None]}, {"text": "\ud800"}, {"prompt": "c"}, {"messages": ["x"]}]
     assert usable([good, *odd], answers=False) == [good] and "4 of 5 lines" in caplog.text
     assert usable([good, *odd], answers=True) == [good, odd[2]]
-    long = {"prompt": "Tom has 3 apples " * 40, "answer": "and"}
+    long: dict[str, Any] = {"prompt": "Tom has 3 apples " * 40, "answer": "and"}
     assert len(list(given(target, [{"text": "Tom has 3 apples"}, long], 64))) == 1
     assert "1 of 2 lines are left out: nothing to learn is within 64 tokens" in caplog.text
     with pytest.raises(InputError, match="no prompt for the target"):

@@ -56,8 +56,8 @@ JUDGED_TOKENS = 32
 
 
 class TrainedAdapter(Companion):
-    """What a training made of a draft model for one target: A and B of draft/online.py. It lies in a folder beside the
-    draft model, as companions do, but belongs to a pair of two vocabularies."""
+    """A and B of draft/online.py, trained for a draft model and one target. They lie in a folder next to the draft
+    model, as companions do, but belong to a pair of two vocabularies."""
 
     kind = "crossvocab"
 

@@ -31,7 +31,7 @@ from paceline.train.student import TOKENIZER_FILES
 from paceline.train.target import TrainingTarget
 
 MODEL_FILES = ("config.json", "generation_config.json", "*.safetensors", "*.safetensors.index.json", *TOKENIZER_FILES)
-"""Files of the draft model's directory that are copied beside the adapter."""
+"""Files of the draft model's directory that are copied to where the adapter is."""
 KEPT_STATE_BYTES = 256 << 20
 """Most bytes of the draft model's states that are kept in memory; the oldest texts go."""
 GOALS = ("hybrid", "ce")
@@ -147,10 +147,10 @@ class CrossVocabTraining(Method):
                 wanted.append(place)
                 row.append(theirs - 1 if same and theirs is not None else -1)
             at += len(translation.own.shown(token))
-        token = torch.tensor([ids[place] for place in wanted], dtype=torch.int64)
-        weight = torch.where(self.shared[token], 1.0, self.settings.held_out)
+        following = torch.tensor([ids[place] for place in wanted], dtype=torch.int64)
+        weight = torch.where(self.shared[following], 1.0, self.settings.held_out)
         hidden = self.states(ids)[[place - 1 for place in wanted]]
-        return SpeltText(hidden, token, weight, torch.tensor(row, dtype=torch.int64))
+        return SpeltText(hidden, following, weight, torch.tensor(row, dtype=torch.int64))
 
     def states(self, ids: list[int]) -> Tensor:
         """[T, H] behind the draft model's final norm."""

@@ -190,7 +190,7 @@ def left_out(count: int, of: int, why: str) -> None:
 
 def kept(file: Path | None, count: int) -> list[Sample]:
     """The answers that a file holds, one a line, to `count` prompts. Whole batches of them, so that those that follow
-    are answered beside the same others as without a stop; the rest is cut from the file."""
+    are answered next to the same others as without a stop; the rest is cut from the file."""
     if file is None or not file.is_file():
         return []
     lines, samples = whole_lines(file), list[Sample]()

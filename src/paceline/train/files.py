@@ -1,4 +1,4 @@
-"""Files of a training that a full disk or a kill leaves whole: written beside the old one and put in its place."""
+"""Files of a training that a full disk or a kill leaves whole: written under another name, then put in their place."""
 
 import shutil
 from collections.abc import Iterator
