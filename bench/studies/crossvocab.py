@@ -32,11 +32,14 @@ def main(
     parts: int = 4,
     quantize: str | None = None,
     plain: Annotated[int, typer.Option(help="Requests that are answered without drafts, too.")] = 32,
+    drafter_set: Annotated[list[str] | None, typer.Option(help="As crossvocab.stop=length; may be repeated.")] = None,
     out: Path | None = None,
 ) -> None:
     prompts, texts = read_prompts(questions, count), dict[float, list[list[int]]]()
     for share in online:
-        lines, texts[share] = stream(target, draft, prompts, share, batch, answer, nodes, parts, quantize)
+        lines, texts[share] = stream(
+            target, draft, prompts, share, batch, answer, nodes, parts, quantize, drafter_set or []
+        )  # fmt: skip
         for line in lines:
             typer.echo(json.dumps(line))
             if out is not None:
@@ -54,10 +57,11 @@ def main(
 
 def stream(
     target: Path, draft: Path, prompts: list[str], share: float, batch: int, answer: int, nodes: int, parts: int,
-    quantize: str | None,
+    quantize: str | None, sets: list[str],
 ) -> tuple[list[dict[str, Any]], list[list[int]]]:  # fmt: skip
     lines, texts, size = list[dict[str, Any]](), list[list[int]](), -(-len(prompts) // parts)
     options: dict[str, Any] = {"max_requests": batch, "quantize": quantize, "online": share, "length": "fixed"}
+    options["drafter_settings"] = tuple(sets)
     with LLM(target, draft, "crossvocab", **options) as llm:
         foreign: Any = llm.engine.components[FOREIGN]
         before = foreign.model.head(torch.eye(foreign.model.width)[:4]).clone()

@@ -47,6 +47,7 @@ def main(
     nodes: int | None = None,
     each: int = 40,
     answer: int = 96,
+    rounds: int = 3,
     only: str = "",
     seed: int = 0,
 ) -> None:
@@ -55,8 +56,8 @@ def main(
     plan = ComparisonPlan(
         target=target, draft=draft, data=(out / "prompts.jsonl",), out=out, steps=steps, depth=depth, nodes=nodes,
         candidates=tuple(entry for entry in entries(out) if not only or entry.name in only.split(",")), each=each,
-        tests={"gsm8k": (out / "test-gsm8k.jsonl",), "code": (out / "test-code.jsonl",)}, answer=answer, prompts=count,
-        seed=seed, cache_bytes=4 << 30,
+        tests={"gsm8k": (out / "test-gsm8k.jsonl",), "code": (out / "test-code.jsonl",)}, answer=answer, rounds=rounds,
+        prompts=count, seed=seed, cache_bytes=4 << 30,
     )  # fmt: skip
     rows = compare(plan, say)
     typer.echo(table(rows))

@@ -35,6 +35,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("drafts")
     tiny_checkpoint(path / "target", seed=1)
     tiny_checkpoint(path / "draft", seed=2)
+    tiny_checkpoint(path / "foreign", "qwen2", vocab=300)
     (path / "data.jsonl").write_text("\n".join(map(json.dumps, LINES)))
     return path
 
@@ -52,13 +53,15 @@ def plan(place: Path, out: str, method: str, settings: dict[str, Any], **changes
 
 def settings(place: Path, method: str) -> dict[str, Any]:
     draft = {"draft": str(place / "draft")}
-    return {
+    known: dict[str, dict[str, Any]] = {
         "distillspec": {**draft, "objective": "tvd+kl:0.5", "rollout": "mixed"}, "fastdraft": SHAPE,
         "s2d": {**SHAPE, "exits": "1,2"}, "specdec": {**draft, "blocks": 1},
-    }[method]  # fmt: skip
+        "crossvocab": {"draft": str(place / "foreign")},
+    }  # fmt: skip
+    return known[method]
 
 
-@pytest.mark.parametrize("method", ["distillspec", "fastdraft", "s2d", "specdec"])
+@pytest.mark.parametrize("method", ["distillspec", "fastdraft", "s2d", "specdec", "crossvocab"])
 def test_killed_and_resumed_is_bit_equal_and_serves(method: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = settings(place, method)
     whole = train(plan(place, f"{method}-whole", method, mine))

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from paceline.core.errors import InputError
-from paceline.train.data import Sample, answered, given, parts, read_lines, usable, writing
+from paceline.train.data import Sample, answered, given, parts, read_lines, usable
 from paceline.train.evaluate import chain, walked
 from paceline.train.features import FeatureSource
+from paceline.train.files import writing
 from paceline.train.objective import DIVERGENCES, Objective
 from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
@@ -87,7 +88,7 @@ def test_kinds_of_lines() -> None:
     assert parts({"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]}) == (
         [{"role": "user", "content": "a"}], "b",
     )  # fmt: skip
-    assert parts({"other": 1}) is None
+    assert parts({"other": 1}) is None and parts({"prompt": "a", "input": ["x"], "output": "b"}) is None
     assert parts({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, "b"]}]}) == (
         [{"role": "user", "content": "ab"}], None,
     )  # fmt: skip
@@ -95,11 +96,19 @@ def test_kinds_of_lines() -> None:
         assert parts({"messages": [turn]}) is None
 
 
-def test_lines_that_cannot_be_learned_from_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_that_cannot_be_learned_from_are_counted(
+    target: TrainingTarget, caplog: pytest.LogCaptureFixture
+) -> None:
     good = {"prompt": "a", "completion": "b"}
     odd: list[dict[str, Any]] = [{"messages": [None]}, {"text": "\ud800"}, {"prompt": "c"}, {"messages": ["x"]}]
     assert usable([good, *odd], answers=False) == [good] and "4 of 5 lines" in caplog.text
     assert usable([good, *odd], answers=True) == [good, odd[2]]
+    long: dict[str, Any] = {"prompt": "Tom has 3 apples " * 40, "answer": "and"}
+    assert len(list(given(target, [{"text": "Tom has 3 apples"}, long], 64))) == 1
+    assert "1 of 2 lines are left out: nothing to learn is within 64 tokens" in caplog.text
+    with pytest.raises(InputError, match="no prompt for the target"):
+        answered(target, [long], 64)
+    assert "1 of 1 prompts are left out: they leave no room in 64 tokens" in caplog.text
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of files are those of POSIX")
@@ -115,7 +124,7 @@ def test_a_disk_without_room_ends_in_a_sentence(target: TrainingTarget, tmp_path
             FeatureSource(target, samples, ("post_norm",), tmp_path / "cache", 1 << 30)
         state = tmp_path / "state.part"
         with (
-            pytest.raises(InputError, match=r"cannot be written .* goes on from its last checkpoint"),
+            pytest.raises(InputError, match=r"cannot be written .* goes on from what it has"),
             writing(tmp_path, state),
         ):
             torch.save(torch.zeros(100_000), state)
@@ -135,8 +144,8 @@ def test_samples_begin_where_the_answer_does(target: TrainingTarget) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    ("", "no usable line"), ("[1, 2]", "no usable line"), ('{"a": 1}\nnot json\n', "line 2 does not parse"),
-    ("[1", "does not parse"),
+    ("", "no usable line"), ("[1, 2]", "entry 1 is 1, not an object"), ('{"a": 1}\n\n"b"\n', 'entry 2 is "b"'),
+    ('{"a": 1}\nnot json\n', "line 2 does not parse"), ("[1", "does not parse"),
 ])  # fmt: skip
 def test_unusable_files(content: str, message: str, tmp_path: Path) -> None:
     (tmp_path / "data").write_text(content)

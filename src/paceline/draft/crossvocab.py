@@ -11,28 +11,31 @@ a token; this one does without.
 A draft ends where the chance that all of it is kept, by the draft model's own confidence, no longer pays; the paper
 trains a head for this chance (crossvocab.stop=length: as many tokens as are asked for).
 
-With a share of a core to learn with (`ForeignModel.online`), an adapter follows the verified text (draft/online.py) and
-what the verifier thought of each of its tokens.
+`paceline train crossvocab` makes an adapter for a pair (`TrainedAdapter`). With a share of a core to learn with
+(`ForeignModel.online`), one follows the verified text (draft/online.py) and what the verifier thought of each of its
+tokens.
 """
 
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from paceline.cache.cache import Cache
 from paceline.cache.txn import Txn
 from paceline.core.component import Ability, Embeds, Model, Rowless
-from paceline.core.errors import CapacityError, IntegrityError, RefusalError
+from paceline.core.errors import CapacityError, CheckpointError, IntegrityError, RefusalError
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import DrafterSetting, Need, Offers
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, Ask, Host, View
+from paceline.draft.companion import CONFIG, Companion, restored
 from paceline.draft.model import CHAIN_MIN_CHANCE, SHARP
-from paceline.draft.online import HELD_OUT_SHARE, Adapter, Judged, learn
+from paceline.draft.online import ADAPTER_RANK, HELD_OUT_SHARE, Adapter, Judged, learn
 from paceline.draft.surfaces import Surfaces
 
 FOREIGN = "foreign"
@@ -52,6 +55,40 @@ JUDGED_TOKENS = 32
 """Most probable tokens of a verifier's distribution that an adapter learns from; the others count as one."""
 
 
+class TrainedAdapter(Companion):
+    """A and B of draft/online.py, trained for a draft model and one target. They lie in a folder next to the draft
+    model, as companions do, but belong to a pair of two vocabularies."""
+
+    kind = "crossvocab"
+
+    def __init__(self, width: int, vocab: int, rank: int = ADAPTER_RANK) -> None:
+        super().__init__(width)
+        self.vocab, self.rank = vocab, rank
+        self.down = nn.Parameter(torch.randn(rank, width) * width**-0.5)
+        self.up = nn.Parameter(torch.zeros(width, rank))
+
+    def config(self) -> dict[str, Any]:
+        return {"width": self.width, "vocab": self.vocab, "rank": self.rank}
+
+    def misfit(self, target: Any, draft: Any) -> str | None:
+        if draft.width != self.width:
+            return f"reads hidden states of {self.width} numbers, but the draft model's have {draft.width}"
+        if target.vocab_size != self.vocab:
+            return f"was trained for a model of {self.vocab} tokens, but this one has {target.vocab_size}"
+        return None
+
+    @classmethod
+    def beside(cls, draft: Path, target: Any, model: Any) -> "TrainedAdapter | None":
+        """The one in a draft model's directory; None: there is none. Raises CheckpointError."""
+        if not (draft / cls.kind / CONFIG).is_file():
+            return None
+        made = restored(draft / cls.kind, cls).settle()
+        assert isinstance(made, cls)
+        if reason := made.misfit(target, model):
+            raise CheckpointError(f"{draft / cls.kind} {reason}; train it for this pair, or delete the folder.")
+        return made
+
+
 @dataclass(eq=False)
 class ForeignModel(Rowless):
     """A component: a model with a tokenizer of its own. Its K/V is in blocks of its own, as many as the target has; so
@@ -67,6 +104,8 @@ class ForeignModel(Rowless):
     abilities: frozenset[Ability] = frozenset()
     online: float = 0.0
     """Share of a core that an adapter of it learns with while it drafts; 0: nothing learns."""
+    trained: TrainedAdapter | None = None
+    """What a training made for this pair."""
     adapter: Adapter | None = None
     cache: Cache = field(init=False)
     weight_bytes: int = field(init=False)
@@ -74,18 +113,23 @@ class ForeignModel(Rowless):
 
     def __post_init__(self) -> None:
         self.weight_bytes, self.max_len = self.model.weight_bytes, self.model.max_len
-        if self.online:
-            if cast(Any, self.model).spec.logit_softcap is not None:
-                raise RefusalError("online is given, but the draft model caps its logits, so its head has no adapter.")
-            self.adapter = self.learner()
+        if self.online and cast(Any, self.model).spec.logit_softcap is not None:
+            raise RefusalError("online is given, but the draft model caps its logits, so its head has no adapter.")
+        self.weight_bytes += 0 if self.trained is None else self.trained.weight_bytes
+        self.adapter = self.learner()
 
     def learner(self, share: float = 1.0) -> Adapter | None:
-        """A new adapter and its thread, which works `share` of the time that `online` allows; None: nothing learns."""
-        if not self.online:
+        """A new adapter, and where `online` is given its thread, which works `share` of the time that it allows; None:
+        there is nothing to adapt by."""
+        if not self.online and self.trained is None:
             return None
+        first = None if self.trained is None else (self.trained.down.data, self.trained.up.data)
         shared = torch.tensor([each is not None and each in self.target.ids for each in self.own.bytes])
-        adapter = Adapter(cast(Embeds, self.model).head, self.model.width, shared=shared, judged=JUDGED_TOKENS)
-        learn(adapter, self.online * share)
+        adapter = Adapter(
+            cast(Embeds, self.model).head, self.model.width, shared=shared, judged=JUDGED_TOKENS, first=first
+        )
+        if self.online:
+            learn(adapter, self.online * share)
         return adapter
 
     def describe(self) -> str:
@@ -198,7 +242,7 @@ class ForeignDraft:
 class CrossVocab:
     def __init__(self, host: Host) -> None:
         self.foreign = cast(ForeignModel, host.components[FOREIGN])
-        self.chunk = host.chunk
+        self.chunk, self.learns = host.chunk, self.foreign.online > 0
         self.translation = Translation(self.foreign.own, self.foreign.target)
         self.grows = host.setting("crossvocab", "translation") == "grow"
         self.by_chance = host.setting("crossvocab", "stop") == "chance"
@@ -228,7 +272,7 @@ class CrossVocab:
         ahead = ask.item.chain
         if not ids or len(ids) + ahead > foreign.max_len:
             return None
-        if self.adapter is not None:
+        if self.adapter is not None and self.learns:
             self._teach(self.adapter, view.slot(ask.request, Spelling), ids)
         lease = foreign.cache.open(ids, extra_key=ask.request.extra_key)
         try:
@@ -305,7 +349,7 @@ class CrossVocab:
 
     def _remember(self, it: ForeignDraft, view: View) -> None:
         """What was drafted and from which states, for `_teach`."""
-        if it.states:
+        if it.states and self.learns:
             mine = view.slot(it.ask.request, Spelling)
             mine.states, mine.drafted = torch.cat(it.states), [*it.ids, *it.made]
             mine.drafted = mine.drafted[: it.txn.base + it.done]
@@ -364,7 +408,7 @@ class CrossVocab:
             for token in tokens if self.grows else ():
                 if token >= 0:
                     self.translation.learn(token)
-            if self.adapter is not None and view.scores is not None and tokens and tokens[-1] >= 0:
+            if self.learns and view.scores is not None and tokens and tokens[-1] >= 0:
                 self._judge(ask, view)
 
 

@@ -9,10 +9,10 @@ thread (OmniDraft, arXiv 2507.02659: on-line, on-policy, a hybrid loss, one adap
 
 The states are those that the drafter computed anyway, of rows of the text and of its own drafts up to the first that
 was not kept, so nothing but the head runs again. New rows are a test before they are a lesson: the adapter drafts while
-it names more of their tokens than the model alone does. A verified token is a draw of the target's distribution; cross
-entropy on draws is, in the mean, its forward KL. A run of several passes has no p. The model's own weights never
-change. What was learned decides what is drafted, never what is said; but how far it came in a given time is not
-repeatable.
+it names more of their tokens than the model alone does, or what it began with (`paceline train crossvocab`). A verified
+token is a draw of the target's distribution; cross entropy on draws is, in the mean, its forward KL. A run of several
+passes has no p. The model's own weights never change. What was learned decides what is drafted, never what is said; but
+how far it came in a given time is not repeatable.
 """
 
 import atexit
@@ -27,7 +27,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-RANK = 16
+ADAPTER_RANK = 16
 HELD_OUT_SHARE = 0.2
 LEAST_REST, LEAST_LOG = 1e-6, -20.0
 """Least probability that is left for all others, and least log-probability, in a divergence."""
@@ -81,21 +81,36 @@ class Judged:
         return torch.where(known.any(-1), each, 0.0)
 
 
+def hybrid(logits: Tensor, token: Tensor, judged: Judged, shared: Tensor) -> Tensor:
+    """[N] of the rows' logits [N, V]: the divergence where what a verifier thought is known, else the cross entropy."""
+    known = (judged.ids >= 0).any(-1) & shared[token]
+    told = F.cross_entropy(logits, token, reduction="none")
+    return torch.where(known, judged.reverse_kl(logits, shared), told)
+
+
 class Adapter:
     """A, B of one target, and the rows that they learn from. `step` is one thread's; `add` and `__call__` are the
     engine's."""
 
     def __init__(
         self, head: Callable[[Tensor], Tensor], width: int, most: int = BYTES, seed: int = 0,
-        shared: Tensor | None = None, judged: int = 0,
+        shared: Tensor | None = None, judged: int = 0, first: "tuple[Tensor, Tensor] | None" = None,
     ) -> None:  # fmt: skip
         """`head`: logits [N, V] of hidden states [N, H], linear in them. shared [V]: ids that are tokens of the target,
-        too; None: nothing but tokens is learned. `judged`: most ids of what a verifier thought of a row."""
+        too; None: nothing but tokens is learned. `judged`: most ids of what a verifier thought of a row. `first`: A and
+        B that it begins with (train/crossvocab.py); None: it begins as the model alone."""
         self.head, self.shared, self.width_of_law = head, shared, judged
         self.stream = torch.Generator().manual_seed(seed)
-        self.down = (torch.randn(RANK, width, generator=self.stream) * width**-0.5).requires_grad_()
-        self.up = torch.zeros(width, RANK, requires_grad=True)
-        self.served: tuple[Tensor, Tensor] | None = None
+        if first is None:
+            first = (
+                torch.randn(ADAPTER_RANK, width, generator=self.stream) * width**-0.5,
+                torch.zeros(width, ADAPTER_RANK),
+            )
+            self.first = None
+        else:
+            self.first = first[0].clone(), first[1].clone()
+        self.down, self.up = (part.clone().requires_grad_() for part in first)
+        self.served = self.first
         """A and B as they draft; None: nothing was learned yet."""
         self.rows = max(1, most // (4 * width + 16 + 12 * judged))
         """Most that wait."""
@@ -109,7 +124,7 @@ class Adapter:
         self.fed = self.tested = 0
         """Rows that came, and those of them that were looked at."""
         self.gain = 0.0
-        """New rows whose token the adapter named, less those that the model alone did; earlier ones fade."""
+        """New rows whose token the adapter named, less those that what it began with did; earlier ones fade."""
         self.table: Tensor | None = None
 
     def __call__(self, hidden: Tensor) -> Tensor:
@@ -152,16 +167,14 @@ class Adapter:
         self.optimizer.step()
         self.steps += 1
         made = self.down.detach().clone(), self.up.detach().clone()
-        self.served = made if self.gain > 0 else None
+        self.served = made if self.gain > 0 else self.first
         return True
 
     def losses(self, logits: Tensor, token: Tensor, judged: Judged) -> Tensor:
         """[N] of the rows' logits [N, V]."""
-        told = F.cross_entropy(logits, token, reduction="none")
         if self.shared is None:
-            return told
-        known = (judged.ids >= 0).any(-1) & self.shared[token]
-        return torch.where(known, judged.reverse_kl(logits, self.shared), told)
+            return F.cross_entropy(logits, token, reduction="none")
+        return hybrid(logits, token, judged, self.shared)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As the adapter stands, with a gradient; the head in bfloat16."""
@@ -176,7 +189,8 @@ class Adapter:
         """Test rows that nothing was learned from yet, at most 8 STEP_ROWS of the latest."""
         hidden, token = hidden[-8 * STEP_ROWS :], token[-8 * STEP_ROWS :]
         assert self.table is not None
-        alone = int(((hidden.bfloat16() @ self.table).argmax(-1) == token).sum())
+        base = hidden if self.first is None else hidden + hidden @ self.first[0].mT @ self.first[1].mT
+        alone = int(((base.bfloat16() @ self.table).argmax(-1) == token).sum())
         self.gain = LOOK_DECAY * self.gain + int((self.logits(hidden).argmax(-1) == token).sum()) - alone
 
 

@@ -9,6 +9,7 @@ from paceline.core.errors import InputError
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
 from paceline.draft.companion import kinds, weight_bytes
+from paceline.draft.crossvocab import TrainedAdapter
 from paceline.draft.head import check_fit, facts_of, footprint_of, method_of
 from paceline.draft.mtp import MTP, holds_head, own_footprint
 from paceline.draft.vocabulary import wish_of
@@ -156,7 +157,7 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
         drafts = footprint_of(draft, packing) if head else measure(draft, *of(draft))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
-    rest += 0 if draft is None else sum(weight_bytes(draft / kind) for kind in kinds(draft))
+    rest += 0 if draft is None else sum(weight_bytes(draft / it) for it in (*kinds(draft), TrainedAdapter.kind))
     rest += lora_bytes(options) + zoo_bytes(options, path, packing.dtype.itemsize)
     longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:

@@ -12,7 +12,7 @@ from paceline.core.component import DRAFT, Component, Narrows, with_files
 from paceline.core.errors import InputError, RefusalError
 from paceline.draft import DRAFTERS
 from paceline.draft.companion import companions
-from paceline.draft.crossvocab import FOREIGN, ForeignModel
+from paceline.draft.crossvocab import FOREIGN, ForeignModel, TrainedAdapter
 from paceline.draft.head import load_head
 from paceline.draft.mtp import MTP, Mtp, holds_head
 from paceline.draft.settings import settings_of
@@ -136,7 +136,8 @@ def drafting(options: Options, pair: Pair, model: Decoder, text: Text) -> dict[s
     if pair.kind == FOREIGN:
         small = load_model(pair.draft, **form)
         surfaces = (Surfaces(theirs.tokenizer, small.vocab_size), Surfaces(text.tokenizer, model.vocab_size))
-        return {FOREIGN: ForeignModel(small, *surfaces, model.vocab_size, online=options.online)}
+        trained = TrainedAdapter.beside(pair.draft, model, small)
+        return {FOREIGN: ForeignModel(small, *surfaces, model.vocab_size, online=options.online, trained=trained)}
     own, other = (it.vocabulary(model.vocab_size) for it in (text, theirs))
     if own != other:
         raise RefusalError(

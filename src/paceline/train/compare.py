@@ -21,9 +21,10 @@ import torch
 from paceline.core.errors import InputError
 from paceline.engine.options import Dtype
 from paceline.train import TRAINERS
-from paceline.train.data import Sample, answered, read_lines, usable, writing
+from paceline.train.data import Sample, answered, read_lines, usable
 from paceline.train.evaluate import evaluate
 from paceline.train.features import FeatureSource
+from paceline.train.files import directory, put, whole_lines, writing
 from paceline.train.loop import TrainingPlan, TrainingProgress, opened, texts, train
 from paceline.train.target import TrainingTarget
 
@@ -209,15 +210,12 @@ def compare(
     RefusalError, for what can be known before anything is trained."""
     check_plan(plan)
     begun = monotonic()
-    plan.out.mkdir(parents=True, exist_ok=True)
+    directory(plan.out)
     target = TrainingTarget(plan.target, plan.dtype)
     samples = keep_states(plan, target)
     minutes = minutes_of(plan, monotonic() - begun)
-    for candidate in plan.candidates:
-        if not (plan.out / candidate.name / "config.json").is_file():
-            train(plan.training(candidate, minutes), partial(report, candidate.name), target)
     tests = {kind: prompts_in(plan, target, files) for kind, files in plan.tests.items()} or {"held out": samples}
-    return list(rows(plan, target, tests, minutes))
+    return list(rows(plan, target, tests, minutes, report))
 
 
 def check_plan(plan: ComparisonPlan) -> None:
@@ -263,7 +261,7 @@ def minutes_of(plan: ComparisonPlan, spent: float) -> float | None:
                 f"To keep the hidden states took {spent / 60:.1f} minutes, so {plan.hours:g} hours leave none for "
                 f"{len(plan.candidates)} trainings; give more hours, fewer prompts or fewer methods."
             )
-        file.write_text(json.dumps(left), encoding="utf-8")
+        put(file, json.dumps(left))
     return float(json.loads(file.read_text(encoding="utf-8")))
 
 
@@ -274,11 +272,13 @@ def prompts_in(plan: ComparisonPlan, target: TrainingTarget, files: Sequence[Pat
 
 
 def rows(
-    plan: ComparisonPlan, target: TrainingTarget, tests: Mapping[str, Sequence[Sample]], minutes: float | None
-) -> Iterator[ComparedRow]:
-    """Each drafter's row, measured where it is not known yet."""
+    plan: ComparisonPlan, target: TrainingTarget, tests: Mapping[str, Sequence[Sample]], minutes: float | None,
+    report: Callable[[str, TrainingProgress], None],
+) -> Iterator[ComparedRow]:  # fmt: skip
+    """Each drafter's row, trained and measured where it is not known yet. One after the other: a comparison that is
+    stopped has the rows of those that were done."""
     file = plan.out / TABLE_FILE
-    known = {row.name: row for row in (read_row(line) for line in read_lines(file))} if file.is_file() else {}
+    known = {row.name: row for row in (read_row(json.loads(line)) for line in whole_lines(file))}
     wanted: list[tuple[str, str, Path | None, DrafterCandidate | None]] = [(LOOKUP_ROW, LOOKUP_ROW, None, None)]
     if plan.draft is not None:
         wanted.append((DRAFT_ROW, DRAFT_ROW, plan.draft, None))
@@ -287,7 +287,10 @@ def rows(
         if name not in known:
             tokens, seconds, chain = 0, 0.0, None
             if candidate is not None:
-                run, _ = opened(plan.training(candidate, minutes), target)
+                training = plan.training(candidate, minutes)
+                if not (training.out / "config.json").is_file():
+                    train(training, partial(report, name), target)
+                run, _ = opened(training, target)
                 tokens, seconds = run.tokens, run.seconds
                 scores = [
                     evaluate(run.method, FeatureSource(target, list(them), run.method.taps), range(len(them)))

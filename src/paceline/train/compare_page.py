@@ -5,7 +5,7 @@ from html import escape
 from pathlib import Path
 
 from paceline.train.compare import ComparedRow, ComparisonPlan, Estimate, best_of, speed_of, tau_of
-from paceline.train.data import writing
+from paceline.train.files import put
 
 PAGE_FILE = "index.html"
 BAR_WIDTH, BAR_HEIGHT, NAME_WIDTH = 420, 22, 110
@@ -97,6 +97,5 @@ def write_page(plan: ComparisonPlan, rows: Sequence[ComparedRow]) -> Path:
         f"a bootstrap over the prompts.</p><div><table>{body}</table></div></html>\n"
     )
     page = plan.out / PAGE_FILE
-    with writing(plan.out):
-        page.write_text(text, encoding="utf-8")
+    put(page, text)
     return page

@@ -11,17 +11,14 @@ A line is an object. The first of these that it has says what it is:
 import hashlib
 import json
 import logging
-import shutil
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError
-
 from paceline.bench.prompts import encode, has_template, read_text
 from paceline.core.errors import InputError
+from paceline.train.files import directory, keep, whole_lines, writing
 from paceline.train.target import TrainingTarget
 
 log = logging.getLogger("paceline")
@@ -36,21 +33,6 @@ class Sample:
 
     ids: tuple[int, ...]
     start: int
-
-
-@contextmanager
-def writing(out: Path, part: Path | None = None) -> Iterator[None]:
-    """A write to `out`. InputError where it fails, as on a full disk: what is there of `part` goes, and what was there
-    before stays."""
-    try:
-        yield
-    except (OSError, RuntimeError, SafetensorError) as error:  # torch.save and safetensors raise their own
-        if part is not None:
-            part.unlink(missing_ok=True)
-        raise InputError(
-            f"{out} cannot be written ({str(error).splitlines()[0]}); {shutil.disk_usage(out).free:,} bytes are free. "
-            "Make room and give the same command again: the run goes on from its last checkpoint."
-        ) from None
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
@@ -72,8 +54,12 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
             except ValueError as error:
                 place = f"{path}, line {number}"
                 raise InputError(f"{place} does not parse as JSON ({error}); give one JSON object a line.") from None
-    if not entries or not all(isinstance(entry, dict) for entry in entries):
-        raise InputError(f"{path} has no usable line; give JSON objects with text, messages, or prompt (and answer).")
+    wanted = "give JSON objects with text, messages, or prompt (and answer)."
+    if not entries:
+        raise InputError(f"{path} has no usable line; {wanted}")
+    for number, entry in enumerate(entries, start=1):
+        if not isinstance(entry, dict):
+            raise InputError(f"{path}: entry {number} is {json.dumps(entry)[:40]}, not an object; {wanted}")
     return entries
 
 
@@ -97,8 +83,10 @@ def parts(entry: dict[str, Any]) -> tuple[list[dict[str, str]] | str, str | None
     prompt = prompt[0] if isinstance(prompt, list) and prompt else prompt
     if not isinstance(prompt, str):
         return None
-    if isinstance(entry.get("input"), str) and entry["input"]:
-        prompt = f"{prompt}\n\n{entry['input']}"
+    if more := entry.get("input"):
+        if not isinstance(more, str):
+            return None
+        prompt = f"{prompt}\n\n{more}"
     answer = next((entry[name] for name in ANSWERS if isinstance(entry.get(name), str) and entry[name]), None)
     return prompt, answer
 
@@ -122,11 +110,8 @@ def usable(entries: Sequence[dict[str, Any]], answers: bool) -> list[dict[str, A
         found = parts(entry)
         if found is not None and (found[0] if answers else found[1]) and encodes(found):
             able.append(entry)
-    if len(able) < len(entries):
-        log.warning(
-            "%d of %d lines are left out: they have no %s that is text.", len(entries) - len(able), len(entries),
-            "prompt" if answers else "answer",
-        )  # fmt: skip
+    what = "prompt" if answers else "answer"
+    left_out(len(entries) - len(able), len(entries), f"lines are left out: they have no {what} that is text.")
     return able
 
 
@@ -155,7 +140,7 @@ def prompt_ids(target: TrainingTarget, prompt: list[dict[str, str]] | str) -> li
 
 def given(target: TrainingTarget, entries: Sequence[dict[str, Any]], most: int) -> Iterator[Sample]:
     """Lines as they stand: texts, and prompts with their answers; at most `most` tokens each."""
-    ends = [token for token in target.text.eos() if isinstance(token, int)][:1]
+    ends, short = [token for token in target.text.eos() if isinstance(token, int)][:1], 0
     for entry in entries:
         found = parts(entry)
         if found is None or found[1] is None:
@@ -169,6 +154,9 @@ def given(target: TrainingTarget, entries: Sequence[dict[str, Any]], most: int) 
         ids, start = [*ids, *tail, *(ends if ids else [])], max(1, len(ids))
         if len(ids[:most]) > start + 1:
             yield Sample(tuple(ids[:most]), start)
+        else:
+            short += 1
+    left_out(short, len(entries), f"lines are left out: nothing to learn is within {most} tokens.")
 
 
 def answered(
@@ -179,28 +167,43 @@ def answered(
     `cache`: a directory that keeps them, by target, prompts and these arguments."""
     prompts = [found[0] for entry in entries if (found := parts(entry)) is not None and found[0]][:limit]
     ids = [each for prompt in prompts if 0 < len(each := prompt_ids(target, prompt)) <= most - 8]
+    left_out(len(prompts) - len(ids), len(prompts), f"prompts are left out: they leave no room in {most} tokens.")
     if not ids:
         raise InputError(
             "The data has no prompt for the target to answer; give lines with prompt, question or messages."
         )
     key = json.dumps([target.fingerprint, target.dtype, ids, most, answer, temperature, seed])
     file = None if cache is None else cache / f"answers-{hashlib.sha256(key.encode()).hexdigest()[:16]}.jsonl"
-    done = kept(file)
+    done = kept(file, len(ids))
     if len(done) < len(ids):
         generate(target, ids, done, file, most, answer, temperature, seed)
-    return [sample for sample in done if len(sample.ids) - sample.start > 2]
+    made = [sample for sample in done if len(sample.ids) - sample.start > 2]
+    left_out(len(done) - len(made), len(done), "answers are left out: they have fewer than 3 tokens.")
+    return made
 
 
-def kept(file: Path | None) -> list[Sample]:
-    """The answers that a file holds, one a line; a line that was cut off is dropped."""
-    samples = list[Sample]()
+def left_out(count: int, of: int, why: str) -> None:
+    """Say in the log that some are left out, and why."""
+    if count:
+        log.warning("%d of %d %s", count, of, why)
+
+
+def kept(file: Path | None, count: int) -> list[Sample]:
+    """The answers that a file holds, one a line, to `count` prompts. Whole batches of them, so that those that follow
+    are answered next to the same others as without a stop; the rest is cut from the file."""
     if file is None or not file.is_file():
-        return samples
-    whole = file.read_text(encoding="utf-8").split("\n")[:-1]
-    for line in whole:
-        ids, start = json.loads(line)
-        samples.append(Sample(tuple(ids), start))
-    file.write_text("".join(f"{line}\n" for line in whole), encoding="utf-8")
+        return []
+    lines, samples = whole_lines(file), list[Sample]()
+    for line in lines[:count]:
+        try:
+            ids, start = json.loads(line)
+            samples.append(Sample(tuple(ids), start))
+        except (ValueError, TypeError):  # zeros that a power cut left
+            break
+    if len(samples) < count:
+        samples = samples[: len(samples) // GENERATION_BATCH * GENERATION_BATCH]
+    if len(samples) < len(lines):
+        keep(file, sum(len(line) + 1 for line in lines[: len(samples)]))
     return samples
 
 
@@ -213,7 +216,7 @@ def generate(
     from paceline import LLM, SamplingParams
 
     if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
+        directory(file.parent)
     with LLM(target.path, dtype=target.dtype, drafter="ngram", max_requests=GENERATION_BATCH) as llm:
         for start in range(len(done), len(prompts), GENERATION_BATCH):
             some = prompts[start : start + GENERATION_BATCH]

@@ -125,7 +125,7 @@ def engine_tau(
 
     tau, same, plain = dict[str, float](), dict[str, bool](), None
     each, drafted = dict[str, list[tuple[int, int]]](), dict[str, int]()
-    with LLM(target, draft, nodes=nodes, dtype=dtype, length="fixed", drafter="none", max_requests=1) as llm:
+    with LLM(target, draft, nodes=nodes, dtype=dtype, length="fixed", drafter=drafters[0], max_requests=1) as llm:
         for drafter in ("none", *drafters):
             params = [
                 SamplingParams(temperature=0.0, seed=0, max_tokens=min(answer, len(s.ids) - s.start), drafter=drafter)

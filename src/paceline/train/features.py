@@ -19,6 +19,7 @@ from torch import Tensor
 from paceline.core.errors import InputError
 from paceline.core.rows import RowsBuilder
 from paceline.train.data import Sample
+from paceline.train.files import directory, discard, put
 from paceline.train.target import TrainingTarget
 
 FEATURE_BLOCK_ROWS = 16
@@ -91,7 +92,7 @@ class FeatureStore:
     def __init__(
         self, path: Path, target: TrainingTarget, samples: Sequence[Sample], taps: Sequence[str], limit: int
     ) -> None:
-        path.mkdir(parents=True, exist_ok=True)
+        directory(path)
         self.taps, width = taps, target.decoder.width
         self.at, rows = list[tuple[int, int]](), 0
         texts = hashlib.sha256()
@@ -110,15 +111,24 @@ class FeatureStore:
                 of = "target" if {"target", "width", "dtype"} & set(differ) else "data"
                 raise InputError(f"The cache {path} holds hidden states of another {of}; give another directory.")
         else:
-            index.write_text(json.dumps(own) + "\n", encoding="utf-8")
+            put(index, json.dumps(own) + "\n")
         self.rows = min(rows, limit // (2 * width * len(taps)))
         """Rows that the limit leaves room for."""
         self.files: dict[str, Tensor] = {}
         self.done: dict[str, Tensor] = {}
-        for tap in taps:
-            name = tap.replace(":", "-")
-            self.files[tap] = mapped(path / f"{name}.bin", max(1, self.rows) * width, torch.bfloat16).view(-1, width)
-            self.done[tap] = mapped(path / f"{name}.done", len(samples), torch.uint8)
+        fresh = list[Path]()
+        try:
+            for tap in taps:
+                states, done = (path / f"{tap.replace(':', '-')}.{kind}" for kind in ("bin", "done"))
+                if not states.is_file():
+                    discard(done)  # the states were deleted to make room
+                fresh += [file for file in (states, done) if not file.is_file()]
+                self.files[tap] = mapped(states, max(1, self.rows) * width, torch.bfloat16).view(-1, width)
+                self.done[tap] = mapped(done, len(samples), torch.uint8)
+        except InputError:
+            for file in fresh:
+                discard(file)
+            raise
 
     def read(self, name: int) -> dict[str, Tensor] | None:
         start, count = self.at[name]
@@ -148,6 +158,6 @@ def mapped(file: Path, count: int, dtype: torch.dtype) -> Tensor:
             file.unlink(missing_ok=True)
         raise InputError(
             f"The cache {file.parent} has no room for {size:,} bytes ({error.strerror}); give another directory, or a "
-            "smaller --cache-bytes."
+            "smaller --cache-size."
         ) from None
     return torch.from_file(str(file), shared=True, size=count, dtype=dtype)

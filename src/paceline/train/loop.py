@@ -20,17 +20,19 @@ from typing import Any
 import torch
 
 from paceline.core.errors import InputError
+from paceline.draft.companion import CONFIG
 from paceline.engine.options import Dtype
 from paceline.train import TRAINERS
 from paceline.train.curve import draw, of_log
-from paceline.train.data import Sample, answered, given, read_lines, usable, writing
+from paceline.train.data import Sample, answered, given, read_lines, usable
 from paceline.train.evaluate import Scores, evaluate
 from paceline.train.features import FeatureSource
+from paceline.train.files import directory, discard, put, whole_lines, writing
 from paceline.train.method import Loss, Method
 from paceline.train.optimizers import OPTIMIZER_NAMES, optimizers
 from paceline.train.target import TrainingTarget
 
-STATE, LOG, CURVE = "state.pt", "log.csv", "curve.svg"
+STATE, LOG, CURVE, PACKING = "state.pt", "log.csv", "curve.svg", ".packing"
 LOG_STEPS = 10
 """Steps between two lines of the log."""
 
@@ -124,7 +126,7 @@ def train(
     """Train, or go on. `target`: the plan's, where it is loaded already. Raises InputError, CheckpointError or
     RefusalError before anything is trained; InputError naming the batch where a loss is not finite."""
     check(plan)
-    plan.out.mkdir(parents=True, exist_ok=True)
+    directory(plan.out)
     run, held = opened(plan, target)
     method, source, target = run.method, run.source, run.source.target
     run.go(report)
@@ -139,9 +141,22 @@ def train(
             "conditional": [round(x, 4) for x in scores.conditional],
         }
     method.module.eval()
-    with writing(plan.out):
-        method.save(plan.out, facts)
+    pack(method, plan.out, facts)
     return Trained(plan.out, run.step, run.tokens, run.seconds, scores, tuple(source.samples[:held]))
+
+
+def pack(method: Method, out: Path, facts: dict[str, Any]) -> None:
+    """Write what `--draft` takes: in a directory of its own, then in place, the config last. What was there before
+    stays until all is written, and a directory with a config is whole."""
+    part = out / PACKING
+    discard(part)
+    with writing(out, part):
+        method.save(part, facts)
+        for file in sorted(part.iterdir(), key=lambda file: (file.name == CONFIG, file.name)):
+            if (place := out / file.name).is_dir():
+                discard(place)
+            file.replace(place)
+    discard(part)
 
 
 def opened(plan: TrainingPlan, target: TrainingTarget | None = None) -> "tuple[TrainingRun, int]":
@@ -367,7 +382,8 @@ class TrainingRun:
             part.replace(file)
         self.saved = time.monotonic()
         if (log := self.plan.out / LOG).is_file():
-            draw(self.plan.out / CURVE, f"{self.plan.method} for {self.plan.target}", "step", of_log(log))
+            with writing(self.plan.out):
+                draw(self.plan.out / CURVE, f"{self.plan.method} for {self.plan.target}", "step", of_log(log))
 
     def restore(self) -> None:
         """Go on where the directory's run stands. Raises InputError where it is another one."""
@@ -396,9 +412,9 @@ class TrainingRun:
         for (optimizer, _), saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)
         if (log := self.plan.out / LOG).is_file():  # without the lines of what is done again
-            head, *lines = log.read_text(encoding="utf-8").splitlines()
+            head, *lines = [line.rstrip("\r") for line in whole_lines(log)] or [""]
             lines = [line for line in lines if int(line.split(",")[0]) <= self.step]
-            log.write_text("".join(f"{line}\n" for line in (head, *lines)), encoding="utf-8")
+            put(log, "".join(f"{line}\n" for line in (head, *lines) if line))
 
 
 def lower() -> AbstractContextManager[Any]:
