@@ -105,6 +105,19 @@ def engine(tools_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Itera
     llm.close()
 
 
+def test_arguments_of_one_piece_are_one_delta_and_calls_find_their_results() -> None:
+    """However long they are, and however many: both are on the way of every other client's tokens."""
+    voice = harmony.HarmonyVoice(True)
+    voice.feed("<|channel|>commentary to=functions.f <|constrain|>json<|message|>")
+    assert [delta.arguments_delta for delta in voice.feed('{"a": "' + "x" * 5000)] == ['{"a": "' + "x" * 5000]
+    assert voice.cut and not voice.feed('"}<|call|>')[1:] and not voice.cut
+    calls = [{"id": str(i), "type": "function", "function": {"name": "f", "arguments": "{}"}} for i in range(50)]
+    results = [{"role": "tool", "tool_call_id": str(i), "content": "x"} for i in reversed((*range(50), 99, 3))]
+    made = harmony.conversation([{"role": "assistant", "content": "", "tool_calls": calls}, *results])
+    told = [it["tool_calls"][0]["id"] if it["role"] == "assistant" else it["tool_call_id"] for it in made]
+    assert told == [name for i in range(50) for name in (str(i), str(i), *(["3"] if i == 3 else []))] + ["99"]
+
+
 @pytest.fixture(scope="module")
 def client(engine: AsyncLLM) -> Iterator[OpenAI]:
     with running(engine, Settings(served_model_name=("tools",))) as address:

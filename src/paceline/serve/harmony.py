@@ -11,6 +11,7 @@ has no such form is content.
 import re
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import orjson
@@ -87,7 +88,7 @@ class HarmonyVoice:
         self._tools, self._new_id = tools, new_id
         self._read = self._head if opened else self._body
         self._kind: type[Content] | type[Reasoning] | type[ToolCall] = Content
-        self._held, self._arguments = "", ""
+        self._held, self._arguments = "", list[str]()
         self._calls, self._inside = 0, False
         self._said: set[type] = set()
         self._out: list[Delta] = []
@@ -97,7 +98,7 @@ class HarmonyVoice:
     @property
     def cut(self) -> bool:
         """The answer was cut inside a call."""
-        return self._inside and not whole(self._arguments)
+        return self._inside and not whole("".join(self._arguments))
 
     def feed(self, text: str) -> list[Delta]:
         for char in text:
@@ -137,7 +138,7 @@ class HarmonyVoice:
         found, channel = RECIPIENT_PATTERN.search(head), CHANNEL_PATTERN.search(head)
         self._kind = Reasoning if channel is not None and channel[1] == "analysis" else Content
         if found is not None and self._tools:
-            self._kind, self._inside, self._arguments = ToolCall, True, ""
+            self._kind, self._inside, self._arguments = ToolCall, True, []
             self._out.append(ToolCall(self._calls, self._new_id(), found[1].removeprefix(FUNCTION_PREFIX), ""))
             self._calls += 1
 
@@ -167,8 +168,12 @@ class HarmonyVoice:
         if not text:
             return
         if self._kind is ToolCall:
-            self._arguments += text
-            self._out.append(ToolCall(self._calls - 1, None, None, text))
+            self._arguments.append(text)
+            last = self._out[-1] if self._out else None
+            if isinstance(last, ToolCall):
+                self._out[-1] = replace(last, arguments_delta=last.arguments_delta + text)
+            else:
+                self._out.append(ToolCall(self._calls - 1, None, None, text))
             return
         kind = Reasoning if self._kind is Reasoning else Content
         if self._new and kind in self._said:
