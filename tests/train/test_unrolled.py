@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from paceline import LLM, SamplingParams
-from paceline.draft import dyspec
+from paceline.draft import dyspec, feature
 from paceline.draft.tree import Tree
 from paceline.train import TRAINERS
 from paceline.train.data import Sample
@@ -37,7 +37,8 @@ def test_the_drafter_says_what_was_trained(
 ) -> None:
     """Nodes are free here: a random head is sure of nothing, and no pass would pay. What is drafted beside the prompt's
     own pass, from a text without rows, is left out."""
-    monkeypatch.setattr(dyspec, "prices", lambda item: (0.0, 1e-12))
+    for module in (dyspec, feature):
+        monkeypatch.setattr(module, "prices", lambda item: (0.0, 1e-12))
     name, settings = CASES[case]
     method: Any = TRAINERS.get(name)(target, dict(settings))
     randomise(method.module, 1)
