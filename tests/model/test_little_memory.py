@@ -18,6 +18,8 @@ from paceline.engine import build
 from paceline.engine.gpu import named_memory
 from paceline.model.checkpoint import open_tensors
 from paceline.model.gguf import tensors
+from paceline.model.lora_files import read_lora_tensors
+from paceline.model.spread import table
 
 ENDS = [
     MemoryError(),
@@ -47,6 +49,18 @@ def test_every_reader_says_so(error: Exception, tmp_path: Path, monkeypatch: pyt
         patch.setattr(torch, "load", failing(error))
         with pytest.raises(CapacityError, match=r"x.bin does not fit"):
             released.read(tmp_path / "x.bin")
+    for name, library, reader in (("safetensors", safetensors.torch, "load_file"), ("bin", torch, "load")):
+        adapter = tmp_path / name / f"adapter_model.{name}"
+        adapter.parent.mkdir()
+        safetensors.torch.save_file({"a": torch.zeros(2)}, adapter)
+        with monkeypatch.context() as patch:
+            patch.setattr(library, reader, failing(error))
+            with pytest.raises(CapacityError, match=rf"adapter {adapter.parent} does not fit"):
+                read_lora_tensors(adapter.parent, 100, 2)
+    with monkeypatch.context() as patch:
+        patch.setattr(table, "safe_open", failing(error))
+        with pytest.raises(CapacityError, match=r"routes does not fit"):
+            table.read_table(tmp_path / "routes")
     with monkeypatch.context() as patch:
         patch.setattr(build, "found", failing(error))
         with pytest.raises(CapacityError, match="ran out of memory while the engine was made"):

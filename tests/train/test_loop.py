@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from paceline import LLM, SamplingParams
 from paceline.cli import app
-from paceline.core.errors import InputError
+from paceline.core.errors import CapacityError, InputError
 from paceline.train import TRAINERS, train
 from paceline.train.evaluate import Measurement, engine_tau
 from paceline.train.loop import TrainingPlan, TrainingRun, opened
@@ -173,9 +173,24 @@ def test_going_on_with_other_settings_is_refused(place: Path) -> None:
     train(plan(place, "other", steps=2))
     with pytest.raises(InputError, match=r"a training with lr = 0.003, not 0.1; give the same settings"):
         train(plan(place, "other", steps=4, lr=0.1))
-    (place / "other" / "state.pt").write_bytes(b"torn")
-    with pytest.raises(InputError, match="delete it to start again"):
-        train(plan(place, "other", steps=4))
+    torch.save([1.0], place / "other" / "of another program.pt")
+    for written in (b"torn", (place / "other" / "of another program.pt").read_bytes()):
+        (place / "other" / "state.pt").write_bytes(written)
+        with pytest.raises(InputError, match="delete it to start again"):
+            train(plan(place, "other", steps=4))
+
+
+def test_memory_that_ends_while_a_checkpoint_is_read_blames_no_file(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    train(plan(place, "little", steps=2))
+
+    def fail(*args: Any, **names: Any) -> Any:
+        raise MemoryError
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(CapacityError, match=r"state\.pt does not fit into the memory"):
+        train(plan(place, "little", steps=4))
 
 
 def test_from_the_command_line(place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, memory_ended, no_room_for
 from paceline.draft.companion import CONFIG
 from paceline.engine.options import Dtype
 from paceline.train import TRAINERS
@@ -393,9 +393,11 @@ class TrainingRun:
             return
         try:
             state = torch.load(file, weights_only=True)
-        except Exception as error:  # a truncated file raises what it likes
-            raise InputError(f"{file} cannot be read ({error}); delete it to start again.") from None
-        own, other = self.plan.key(), state["plan"]
+            own, other = self.plan.key(), dict(state["plan"])
+        except Exception as error:  # a truncated file raises what it likes, and one of another program is read
+            if memory_ended(error):
+                raise no_room_for(file) from error
+            raise InputError(f"{file} cannot be read ({error!r}); delete it to start again.") from None
         differ = sorted(name for name in {*own, *other} if own.get(name) != other.get(name))
         if differ:
             name = differ[0]

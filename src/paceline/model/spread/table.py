@@ -14,7 +14,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from paceline.core.errors import InputError
+from paceline.core.errors import InputError, memory_ended, no_room_for
 from paceline.model.spec import Experts, ModelSpec
 
 TABLE_FORMAT = "paceline routes 1"
@@ -121,9 +121,11 @@ def read_table(path: Path) -> RouteTable:
                 part, _, layer = name.partition(".")
                 parts[part][int(layer)] = file.get_tensor(name)
             return RouteTable(int(about["devices"]), float(about["capacity"]), **parts)
-    except (OSError, SafetensorError, KeyError, ValueError) as error:
+    except (OSError, SafetensorError, KeyError, ValueError, MemoryError, RuntimeError) as error:
         if isinstance(error, InputError):
             raise
+        if memory_ended(error):
+            raise no_room_for(path) from error
         raise InputError(f"{path} cannot be read as a table of routes: {error}.") from None
 
 
