@@ -40,6 +40,7 @@ def test_the_drafter_says_what_was_trained(
     for module in (dyspec, feature):
         monkeypatch.setattr(module, "prices", lambda item: (0.0, 1e-12))
     name, settings = CASES[case]
+    torch.manual_seed(1)  # which of the first weights stay: under some, no path is as deep as this test asks for
     method: Any = TRAINERS.get(name)(target, dict(settings))
     randomise(method.module, 1)
     method.see([Sample(tuple(range(5, 310)), 1)])

@@ -78,9 +78,14 @@ class TrainedAdapter(Companion):
         return None
 
     @classmethod
+    def lies_in(cls, draft: Path) -> bool:
+        """Does a draft model's directory hold one?"""
+        return (draft / cls.kind / CONFIG).is_file()
+
+    @classmethod
     def beside(cls, draft: Path, target: Any, model: Any) -> "TrainedAdapter | None":
         """The one in a draft model's directory; None: there is none. Raises CheckpointError."""
-        if not (draft / cls.kind / CONFIG).is_file():
+        if not cls.lies_in(draft):
             return None
         made = restored(draft / cls.kind, cls).settle()
         assert isinstance(made, cls)

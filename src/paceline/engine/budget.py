@@ -157,7 +157,9 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
         drafts = footprint_of(draft, packing) if head else measure(draft, *of(draft))
     files = [at if at.suffix == ".gguf" else at / "tokenizer.json" for at in (path, draft) if at is not None]
     rest = sum(TOKENIZER * tokenizer_bytes(file) for file in files if file.is_file())
-    rest += 0 if draft is None else sum(weight_bytes(draft / it) for it in (*kinds(draft), TrainedAdapter.kind))
+    if draft is not None:
+        beside = kinds(draft) + ([TrainedAdapter.kind] if TrainedAdapter.lies_in(draft) else [])
+        rest += sum(weight_bytes(draft / kind) for kind in beside)
     rest += lora_bytes(options) + zoo_bytes(options, path, packing.dtype.itemsize)
     longest, held = spec.max_len, 4 * spec.hidden if options.schedule == "layered" else 0
     if options.draft_vocab is not None:
