@@ -30,7 +30,7 @@ from paceline.model.spec import (
 Order = Callable[[Tensor], Tensor]
 """Puts a matrix's outputs in the decoder's order."""
 LATENT_UP = "mixer.up"
-"""What makes keys and values of latent vectors: of no matrix of the decoder's, which has it within two others."""
+"""The up projection of latent attention. The decoder has no such matrix: it holds keys and values apart."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ def triggered(
     head, lazy = written(syntax.marker, marks), "" if syntax.marker in marks else "[lazy]"
     objects, text = {"tagged": tagged, "list": listed, "chain": chained}[syntax.form](syntax, parallel, marks), "TEXT"
     starts, texts = [f"head {objects}"], [f"TEXT: {TEXT}"]
-    if syntax.bare:  # what is read as a call without the marker is one here, too
+    if syntax.bare:  # a call that is read without its marker keeps to the schema, too
         text, bare = "OTHER", re.escape(syntax.bare)
         starts.append(objects)
         texts += ["OTHER: TEXT & ~BARE", rf"BARE: /((.|\n)*<\/think>)?[ \t\r\n]*{bare}(.|\n)*/"]
@@ -84,8 +84,8 @@ def chained(syntax: Syntax, parallel: bool, marks: Mapping[str, int]) -> str:
 
 
 def channels(tools: Sequence[Tool], answer: Mapping[str, Any] | None, marks: Mapping[str, int]) -> Grammar:
-    """The grammar of an answer in harmony's form: reasoning and commentary, then one call or what is said at last.
-    `answer`: the schema of that, where it has one. `marks` has all of `harmony.HARMONY_MARKS`."""
+    """The grammar of an answer in harmony's form: reasoning and commentary, then one call or the final message.
+    `answer`: the schema of the final message, where it has one. `marks` has all of `harmony.HARMONY_MARKS`."""
     start, channel, message, constrain, end = (written(mark, marks) for mark in harmony.HARMONY_MARKS)
     calls = list[str]()
     for at, tool in enumerate(tools):

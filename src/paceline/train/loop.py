@@ -394,7 +394,7 @@ class TrainingRun:
         try:
             state = torch.load(file, weights_only=True)
             own, other = self.plan.key(), dict(state["plan"])
-        except Exception as error:  # a truncated file raises what it likes, and one of another program is read
+        except Exception as error:  # torch.load raises many types for a damaged file; a foreign one lacks the plan
             if memory_ended(error):
                 raise no_room_for(file) from error
             raise InputError(f"{file} cannot be read ({error!r}); delete it to start again.") from None
