@@ -56,7 +56,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "repeated layers": (lambda d: configure(d, layer_replication=[[0, 2], [0, 2]]), "layer_replication"),
     "other axes": (lambda d: configure(d, fan_in_fan_out=True), "fan_in_fan_out"),
     "tokens": (lambda d: configure(d, trainable_token_indices=[0]), "trainable_token_indices"),
-    "parameters": (lambda d: configure(d, target_parameters=["mlp.experts.down_proj"]), "target_parameters"),
+    "parameters": (lambda d: configure(d, target_parameters=["mlp.experts.down_proj"]), "lacks the factors"),
     "parallel layers": (lambda d: configure(d, megatron_config={"x": 1}), "megatron_config"),
     "base changed by data": (lambda d: configure(d, init_lora_weights="corda", corda_config={}), "corda"),
     "unknown beginning": (lambda d: configure(d, init_lora_weights="novel"), "not known here"),

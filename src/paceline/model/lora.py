@@ -22,6 +22,7 @@ from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.model.checkpoint import TEXT_PREFIXES, of_text
 from paceline.model.families import FAMILIES
 from paceline.model.lora_config import by_pattern, layer_of, left_out, names_all, read_lora_config, tails
+from paceline.model.lora_experts import unmatched, unstacked
 from paceline.model.lora_files import check_size, read_lora_tensors
 from paceline.model.lora_places import LoraPlace, lora_places
 from paceline.model.spec import ModelSpec
@@ -95,7 +96,8 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
         )
     tensors = read_lora_tensors(path, values, factors)
     named = as_trained(tensors)
-    weights = checked(_assembled(path, config, tensors, spec, shapes, named), path, spec, max_rank)
+    made, named = _assembled(path, config, tensors, spec, shapes, named)
+    weights = checked(made, path, spec, max_rank)
     _check_complete(path, config, weights, spec, named)
     for module in weights.modules:
         if (key := left_out(config, named(module))) is not None:  # PEFT would compute without them
@@ -141,8 +143,9 @@ def _unknown(path: Path, module: str, spec: ModelSpec) -> RefusalError:
 
 def _assembled(
     path: Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor], spec: ModelSpec,
-    shapes: Mapping[str, tuple[int, int]], named: Callable[[str], str],
-) -> LoraWeights:  # fmt: skip
+    shapes: Mapping[str, tuple[int, int]], plain: Callable[[str], str],
+) -> tuple[LoraWeights, Callable[[str], str]]:  # fmt: skip
+    """The weights, and what modules are called in the config, from what those outside of experts are."""
     parts: dict[str, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         ours = of_text(name.removeprefix(PEFT_PREFIX))
@@ -164,6 +167,11 @@ def _assembled(
                 f"The adapter {path} has factor {match[2]} of {match[1]} under two names; save one adapter alone."
             )
         parts[match[1]][match[2]] = tensor
+    parts, experts = unstacked(parts, spec)
+
+    def named(module: str) -> str:
+        return plain(experts.get(module, module))
+
     digest, modules = hashlib.sha256(), dict[str, LoraPair]()
     if FAMILIES[spec.family].names.layer.startswith("backbone."):  # as checkpoints call it, and transformers may not
         parts = {re.sub(r"^model\.(?=layers\.)", "backbone.", module): pair for module, pair in parts.items()}
@@ -189,7 +197,7 @@ def _assembled(
         for part in wide:
             digest.update(part.numpy().tobytes())
         modules[module] = wide
-    return LoraWeights(modules, digest.hexdigest()[:32], max((len(p.down) for p in modules.values()), default=0))
+    return LoraWeights(modules, digest.hexdigest()[:32], max((len(p.down) for p in modules.values()), default=0)), named
 
 
 def _check_complete(
@@ -201,7 +209,7 @@ def _check_complete(
         return
     places = [(kind_of(place), name) for place in lora_places(spec, False, False) for name in place.modules]
     kinds = {"", *(kind for kind, name in places if name in weights.modules)}
-    targets, names = config["target_modules"], [name for kind, name in places if kind in kinds]
+    targets, names = config.get("target_modules"), [name for kind, name in places if kind in kinds]
     if isinstance(targets, frozenset) and (
         other := targets.difference(tail for _, name in places for tail in tails(named(name)))
     ):
@@ -209,6 +217,8 @@ def _check_complete(
             f"The adapter {path} is for modules {min(other)!r}, which no linear layer of this {spec.family} model is "
             "called; it is of another model, or changes embeddings or head, which is not served."
         )
+    if (lacking := unmatched(config, map(named, weights.modules))) is not None:
+        raise CheckpointError(f"The adapter {path} lacks the factors of {lacking}; its file is cut.")
     missing = [name for name in names if name not in weights.modules and left_out(config, named(name)) is None]
     depth = 1 + max((layer_of(name) for name in weights.modules), default=-1)
     if missing and depth < len(spec.layers) and all(layer_of(name) >= depth for name in missing):

@@ -20,10 +20,13 @@ MAX_LORA_PATTERNS, MAX_REPEATING_PATTERNS = 1024, 32
 MAX_ENTRY_REPEATS, MAX_WISH_REPEATS = 2, 4
 """Most repeats in such an entry, and in the expression of `target_modules` or `exclude_modules`: to match a name of n
 characters takes a time that grows with n to this power."""
+ALL_EXPERTS = re.compile(r"\bexperts\.[a-z_]+$")
+"""Name of a parameter of all experts of a layer."""
 SINGLE_CHARACTERS = ("LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY")
 """What of a regular expression stands for one character."""
 PLAIN_LORA_KEYS = frozenset({
     "peft_type", "r", "lora_alpha", "rank_pattern", "alpha_pattern", "use_rslora", "target_modules", "exclude_modules",
+    "target_parameters",
     "layers_to_transform", "layers_pattern", "base_model_name_or_path", "lora_dropout", "inference_mode", "task_type",
     "auto_mapping", "revision", "peft_version", "init_lora_weights", "loftq_config", "eva_config", "corda_config",
     "megatron_core", "qalora_group_size", "ensure_weight_tying", "lora_ga_config", "velora_config",
@@ -58,7 +61,7 @@ def read_lora_config(path: Path) -> dict[str, Any]:
     _refuse(path, config)
     _check_types(file, config)
     layers = config.get("layers_to_transform")
-    lists = {key: config.get(key) for key in ("target_modules", "exclude_modules")}
+    lists = {key: config.get(key) for key in ("target_modules", "exclude_modules", "target_parameters")}
     lists["layers_to_transform"] = [layers] if isinstance(layers, int) else layers
     return config | {key: frozenset(value) for key, value in lists.items() if isinstance(value, list)}
 
@@ -106,6 +109,9 @@ def _check_types(file: Path, config: Mapping[str, Any]) -> None:
         wish = config.get(key)
         named = isinstance(wish, list) and all(isinstance(name, str) for name in wish)
         expect(key, named or isinstance(wish, str | None), "a list of names or an expression")
+    wish = config.get("target_parameters")
+    named = isinstance(wish, list) and all(isinstance(name, str) for name in wish)
+    expect("target_parameters", named or wish is None, "a list of names")
     layers = config.get("layers_to_transform")
     layers = layers if isinstance(layers, list) else [0 if layers is None else layers]
     expect("layers_to_transform", all(type(layer) is int for layer in layers), "a list of whole numbers")
@@ -175,10 +181,22 @@ def name_pattern(pattern: str, most: int) -> "tuple[re.Pattern[str], int]":
     return made, repeats
 
 
+def parameter_of(module: str) -> str:
+    """The parameter that an adapter of this module changes: of all experts, its name is the parameter's."""
+    return module if ALL_EXPERTS.search(module) else f"{module}.weight"
+
+
 def left_out(config: Mapping[str, Any], module: str) -> str | None:
     """The key of a config by which PEFT leaves a module of the model alone; None where none does, or where an
     expression may take long to match."""
     layers, excluded = config.get("layers_to_transform"), config.get("exclude_modules")
+    if parameters := config.get("target_parameters"):
+        if any(tail in parameters for tail in tails(parameter_of(module))):
+            return None
+        if not config.get("target_modules"):
+            return "target_parameters"
+    if ALL_EXPERTS.search(module):
+        return "target_parameters"
     if config.get("target_modules") and _names(config["target_modules"], module) is False:
         return "target_modules"
     if excluded and _names(excluded, module):
@@ -189,7 +207,9 @@ def left_out(config: Mapping[str, Any], module: str) -> str | None:
 def names_all(config: Mapping[str, Any]) -> bool:
     """Can it be said of each module whether the config means it?"""
     wishes = [config.get("target_modules"), config.get("exclude_modules")]
-    return bool(wishes[0]) and all(wish is None or _names(wish, "") is not None for wish in wishes)
+    return bool(wishes[0] or config.get("target_parameters")) and all(
+        wish is None or _names(wish, "") is not None for wish in wishes
+    )
 
 
 def _names(wish: object, module: str) -> bool | None:

@@ -154,8 +154,9 @@ class LayerPlaces:
         yield self.place("ffn.router", (names.router,), (form.count,), hidden)
         for number in range(form.count):
             below, mine = names.expert.format(number), f"ffn.experts.{number}"
-            yield self.place(f"{mine}.gate_up", names.expert_gate_up, (form.width,) * gated, hidden, below=below)
-            yield self.place(f"{mine}.down", (names.expert_down,), (hidden,), form.width, below=below)
+            inner, down = [name.format(number) for name in names.expert_gate_up], names.expert_down.format(number)
+            yield self.place(f"{mine}.gate_up", inner, (form.width,) * gated, hidden, below=below)
+            yield self.place(f"{mine}.down", (down,), (hidden,), form.width, below=below)
         if form.shared:
             shared, down = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
             yield self.place("ffn.shared.gate_up", shared, (form.shared,) * gated, hidden, below=names.shared)
