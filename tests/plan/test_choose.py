@@ -271,6 +271,8 @@ def test_an_interrupted_step_stops_nobody() -> None:
     rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
     pick.times.seen = 1  # the prices are measured
     simulate(pick, rs, {"a": 0.9}, 200, rng)
+    while pick.governor.due():  # a plain step, which measures
+        simulate(pick, rs, {"a": 0.9}, 1, rng)
     pick.governor.lost[""] = 0.0
     before, plain = pick.governor.seconds, Frozen().of_target(base(1))
     drafters = simulate(pick, rs, {"a": 0.9}, 1, rng, 40 * plain)

@@ -120,7 +120,7 @@ class Belief:
             at = min(d, DEPTH - 1)
             tries = self.mean.tries[at]
             mean = (self.mean.hits[at] + PRIOR_ROUNDS * above) / (tries + PRIOR_ROUNDS)
-            above = min(mean, DEEPER)
+            above = min((mean + self.prior) / 2, DEEPER)  # a depth that fails says little of those below it
             chance, worth = mean, min(SPREAD, tries + PRIOR_ROUNDS)
             if own is not None and (mine := own.tries[at]) > 0.0:
                 rate = own.hits[at] / mine
