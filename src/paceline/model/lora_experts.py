@@ -103,6 +103,11 @@ def each_expert(
             f"An adapter has {down.shape[1]} inputs and {len(up)} outputs for {module}, which no experts of this model "
             "have; it is of another model."
         )
+    if len(mine) > count:
+        raise CheckpointError(
+            f"An adapter has factors of {module}, whose two matrices have the same shape in this model, so that it is "
+            "not known for which they are; train one for single modules."
+        )
     downs, ups = down.view(count, -1, down.shape[1]), up.view(len(up), -1, count)
     return [(place, downs[number], ups[:, :, number]) for number, place in enumerate(mine)]
 
