@@ -34,7 +34,7 @@ from typing import Any, cast
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM, SamplingParams
-from paceline.cluster.blocks.place import BlockPlaces, Demand, ZooBlock, ZooDevice, best_fit, greedy
+from paceline.model.spread.place import BlockPlaces, Demand, ZooBlock, ZooDevice, best_fit, greedy
 from paceline.cluster.blocks.simulate import Ways, ZooSimulator
 from paceline.model import blockzoo, parts
 from paceline.model.blockzoo import digests_of

@@ -5,7 +5,7 @@ from itertools import product
 
 import pytest
 
-from paceline.cluster.blocks.place import (
+from paceline.model.spread.place import (
     BlockPlaces,
     Demand,
     ZooBlock,
