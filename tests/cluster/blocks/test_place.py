@@ -5,6 +5,8 @@ from itertools import product
 
 import pytest
 
+from paceline.cluster.blocks.simulate import Ways, ZooSimulator
+from paceline.core.errors import CapacityError, InputError
 from paceline.model.spread.place import (
     BlockPlaces,
     Demand,
@@ -14,8 +16,6 @@ from paceline.model.spread.place import (
     greedy,
     transitions,
 )
-from paceline.cluster.blocks.simulate import Ways, ZooSimulator
-from paceline.core.errors import CapacityError, InputError
 
 WAYS = Ways(0.001, 0.01)
 

@@ -1,5 +1,6 @@
 """A process that holds layers of a model and of its fine-tunes, with the keys and values of texts there."""
 
+import os
 import time
 from array import array
 from collections.abc import Mapping, Sequence
@@ -50,6 +51,10 @@ class LayerHost:
         self.packing: Packing | None = None
         self.stretches: dict[tuple[Version, ...], Decoder] = {}
         self.root: Decoder | None = None
+
+    def process(self) -> int:
+        """Its number on this machine."""
+        return os.getpid()
 
     def load(self, path: str, form: Mapping[str, Any], wanted: Sequence[int]) -> list[Version]:
         """Load these layers of a checkpoint."""

@@ -1,5 +1,6 @@
 """Ray (extra `paceline[cluster]`), for processes that it starts and that are called by name."""
 
+import logging
 import os
 from contextlib import suppress
 from typing import Any
@@ -32,6 +33,7 @@ def begin_ray(what: str) -> Any:
     ray = ray_for(what)
     quiet_ray()
     if not ray.is_initialized():
+        logging.getLogger("ray").setLevel(logging.ERROR)  # it says that a server's engine is made in another thread
         try:
             ray.init(address="local", include_dashboard=False, log_to_driver=False, configure_logging=False)
         except (OSError, OverflowError, ValueError, RuntimeError) as error:
