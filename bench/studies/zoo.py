@@ -34,11 +34,11 @@ from typing import Any, cast
 from safetensors.torch import load_file, save_file
 
 from paceline import LLM, SamplingParams
-from paceline.cluster.blocks.place import BlockPlaces, Demand, ZooBlock, ZooDevice, best_fit, greedy
 from paceline.cluster.blocks.simulate import Ways, ZooSimulator
 from paceline.model import blockzoo, parts
 from paceline.model.blockzoo import digests_of
 from paceline.model.decoder import Decoder
+from paceline.model.spread.place import BlockPlaces, Demand, ZooBlock, ZooDevice, best_fit, greedy
 
 PROMPTS = [
     "The capital of France is", "def fibonacci(n):", "Once upon a time there was a",

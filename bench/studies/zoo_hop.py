@@ -1,12 +1,13 @@
 """Surrogates over a slow hop: does it help that layers near by guess what those far away will say (arXiv 2404.18322)?
 
-    python bench/studies/zoo_hop.py BASE TUNE [--hops 0 20 100] [--tokens 48] [--nodes 4] [--threads 1]
+    python bench/studies/zoo_hop.py BASE TUNE [--trained DIR] [--hops 0 20 100] [--tokens 48] [--nodes 4]
 
 TUNE is a fine-tune of BASE that changes its top layers. These are in another process, behind a pipe whose answers take
 a hop's time more: a pass goes up to them here, crosses with its hidden states, and comes back as logits. Next to it,
 the base's own top layers are here: they stand in for those far away. The base, whose lower layers are the fine-tune's
 very own matrices, drafts through its stand-in; the pass over the hop verifies, by replay of the drafted rows through
 the true layers, and what it says is the text. So a hop is paid for several tokens, and the text is that without drafts.
+DIR is what `paceline train surrogate --target TUNE` made: fewer layers, trained to say what the far ones say.
 """
 
 import argparse
@@ -24,7 +25,6 @@ import torch
 from paceline import LLM, SamplingParams
 from paceline.core.program import WHOLE, Program
 from paceline.core.rows import Out, Rows
-from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 
 PROMPTS = [
@@ -37,6 +37,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("base", type=Path)
     parser.add_argument("tune", type=Path)
+    parser.add_argument("--trained", type=Path)
     parser.add_argument("--hops", type=float, nargs="+", default=[0, 20, 100])
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--nodes", type=int, default=4)
@@ -46,14 +47,19 @@ def main() -> None:
     wish = SamplingParams(temperature=0, max_tokens=args.tokens, ignore_eos=True)
     with LLM(args.tune, drafter="none", threads=args.threads, blocks=BLOCKS) as llm:
         want = [out.token_ids for out in llm.generate(PROMPTS, wish, progress=False)]
+    first = first_changed(args.base, args.tune)
+    print(f"the layers from {first} on are far away", flush=True)
     for hop in args.hops:
         took = {}
         for word, options in (
             ("none", {"drafter": "none"}),
             ("surrogate", {"draft": args.base, "drafter": "model", "nodes": args.nodes}),
+            ("trained surrogate", {"draft": args.trained, "drafter": "model", "nodes": args.nodes}),
         ):
+            if word.startswith("trained") and args.trained is None:
+                continue
             with LLM(args.tune, threads=args.threads, blocks=BLOCKS, **options) as llm:
-                far = Far(llm, args.tune, hop / 1e3, args.threads)
+                far = Far(llm, args.tune, hop / 1e3, args.threads, first)
                 llm.generate(PROMPTS[:1], replace(wish, max_tokens=4), progress=False)
                 seconds, same, passes, tau = list[float](), True, far.passes, []
                 for prompt, text in zip(PROMPTS, want):
@@ -67,16 +73,17 @@ def main() -> None:
                       f"({min(seconds):.2f} to {max(seconds):.2f}), {(far.passes - passes) / len(PROMPTS):.1f} "
                       f"crossings a text, tau {median(tau):.2f}; texts equal: {same}", flush=True)  # fmt: skip
                 far.end()
-        print(f"hop {hop:g} ms: {took['none'] / took['surrogate']:.2f} times as fast with a surrogate", flush=True)
+        for word in [*took][1:]:
+            print(f"hop {hop:g} ms: {took['none'] / took[word]:.2f} times as fast with a {word}", flush=True)
 
 
 class Far:
     """The top layers of an engine's model, in another process."""
 
-    def __init__(self, llm: LLM, path: Path, hop_s: float, threads: int) -> None:
+    def __init__(self, llm: LLM, path: Path, hop_s: float, threads: int, first: int) -> None:
         model: Any = llm.engine.model
         self.model, self.near, self.move_near = model, model.forward, model.move
-        self.first = first_changed(llm, model)
+        self.first = first
         self.passes = 0
         self.pipe, theirs = multiprocessing.Pipe()
         context = multiprocessing.get_context("spawn")
@@ -106,13 +113,10 @@ class Far:
         self.process.join()
 
 
-def first_changed(llm: LLM, model: Decoder) -> int:
-    """The first of the top layers that are not the draft's, which is the base; of a model alone the last two."""
-    base: Any = llm.engine.components.get("draft")
-    if base is None:
-        return len(model.spec.layers) - 2
-    pairs = zip(model.weights.sections[1:-1], base.weights.sections[1:-1], strict=True)
-    return next(layer for layer, (mine, its) in enumerate(pairs) if mine != its)
+def first_changed(base: Path, tune: Path) -> int:
+    """The first of the top layers that are not the base's."""
+    sections = [load_model(path).weights.sections[1:-1] for path in (base, tune)]
+    return next(layer for layer, (mine, its) in enumerate(zip(*sections, strict=True)) if mine != its)
 
 
 def top(pipe: Connection, path: Path, hop_s: float, threads: int, blocks: int, block: int) -> None:

@@ -56,12 +56,12 @@ def settings(place: Path, method: str) -> dict[str, Any]:
     known: dict[str, dict[str, Any]] = {
         "distillspec": {**draft, "objective": "tvd+kl:0.5", "rollout": "mixed"}, "fastdraft": SHAPE,
         "s2d": {**SHAPE, "exits": "1,2"}, "specdec": {**draft, "blocks": 1},
-        "crossvocab": {"draft": str(place / "foreign")},
+        "crossvocab": {"draft": str(place / "foreign")}, "surrogate": {"first": 1, "stands": 1},
     }  # fmt: skip
     return known[method]
 
 
-@pytest.mark.parametrize("method", ["distillspec", "fastdraft", "s2d", "specdec", "crossvocab"])
+@pytest.mark.parametrize("method", ["distillspec", "fastdraft", "s2d", "specdec", "crossvocab", "surrogate"])
 def test_killed_and_resumed_is_bit_equal_and_serves(method: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = settings(place, method)
     whole = train(plan(place, f"{method}-whole", method, mine))

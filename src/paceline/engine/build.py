@@ -25,6 +25,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.experts import spread
 from paceline.engine.gpu import named_memory
 from paceline.engine.ids import check_defaults, known_ids
+from paceline.engine.layers import over_processes
 from paceline.engine.loop import Engine
 from paceline.engine.options import Options
 from paceline.engine.own_drafts import OwnDrafts
@@ -118,7 +119,9 @@ def target(options: Options, pair: Pair) -> tuple[Text, Decoder]:
 
 
 def loaded(options: Options, path: Path) -> Decoder:
-    """The target, in this process, or with its experts or parts of its matrices in several."""
+    """The target, in this process, or with its experts, layers or parts of its matrices in several."""
+    if options.layer_processes > 1:
+        return over_processes(options, path)
     if options.tensor_parallel > 1:
         return cut(options, path)
     if options.expert_parallel == 1:

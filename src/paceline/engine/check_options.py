@@ -6,6 +6,7 @@ from paceline.draft import DRAFTERS
 from paceline.draft.settings import settings_of
 from paceline.engine.experts import check_experts
 from paceline.engine.gpu import check_device
+from paceline.engine.layers import check_layer_options
 from paceline.engine.options import Options
 from paceline.engine.ranks import check_ranks
 
@@ -30,6 +31,7 @@ def check_options(options: Options) -> None:
             raise InputError(f"{name} is {value}, but it must be at least {minimum}.")
     check_experts(options)
     check_ranks(options)
+    check_layer_options(options)
     if options.substitute and not options.zoo:
         raise InputError("substitute is given, but there is no zoo whose layers it could be about; give both.")
     policy(options.eviction)

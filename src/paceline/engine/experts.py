@@ -9,6 +9,7 @@ from paceline.engine.options import Options
 from paceline.model.checkpoint import open_tensors, read_config
 from paceline.model.decoder import Decoder
 from paceline.model.spread.group import spread_model
+from paceline.model.spread.layers import LayeredDecoder, write_counts
 from paceline.model.spread.table import MAX_DEVICES, RouteTable, mixtures_of, read_table
 from paceline.model.stored import stored_bits
 
@@ -56,6 +57,8 @@ def spread(options: Options, path: Path) -> Decoder:
 
 
 def release(model: object) -> None:
-    """End the processes that hold experts of a model, where there are some."""
+    """End the processes that hold parts of a model, where there are some."""
     if isinstance(model, Decoder) and model.spread is not None:
+        if isinstance(model, LayeredDecoder):
+            write_counts(model.group)
         model.spread.close()

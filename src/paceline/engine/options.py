@@ -189,6 +189,20 @@ class Options(StepOptions):
         Path | str | None,
         _any("A table of paceline experts: which process holds each expert, and where tokens go. Default: in turn."),
     ] = None  # fmt: skip
+    layer_processes: Annotated[
+        int,
+        _any("Processes over which the layers of the model and of its zoo are placed (Ray); 1: all are in this one."),
+    ] = 1  # fmt: skip
+    layer_rule: Annotated[
+        str,
+        _any("Where layers are placed: greedy, next to those that texts pass before and behind them, or best_fit, by "
+             "memory alone."),
+    ] = "greedy"  # fmt: skip
+    layer_counts: Annotated[
+        Path | str | None,
+        _any("File with how many rows passed each chain of layers: read at the start, to place layers by, and added to "
+             "in the end. Default: all models of the zoo alike."),
+    ] = None  # fmt: skip
     memory: Annotated[
         str | int | None,
         _any("Bytes for everything above the bare process: weights, K/V cache, draft, logits and scratch, such as 2G "
@@ -239,6 +253,9 @@ class EngineOptions(TypedDict, total=False):
     tensor_parallel: int
     expert_parallel: int
     expert_table: Path | str | None
+    layer_processes: int
+    layer_rule: str
+    layer_counts: Path | str | None
     memory: str | int | None
     blocks: int | None
     block_size: int

@@ -12,6 +12,7 @@ from paceline.model.chain import BASE_NAME, Chain, Link, is_chain
 from paceline.model.chained import ChainTable, ChainWeights, check_alike, check_base, composed
 from paceline.model.load import load_model
 from paceline.model.lora import LoraWeights
+from paceline.model.spread.layers import LayeredDecoder
 
 if TYPE_CHECKING:
     from paceline.model.decoder import Decoder
@@ -37,7 +38,7 @@ class Zoo:
         """Load a fine-tune; the chain of all its layers. `form`: keyword arguments of `load_model`."""
         if not name.strip() or is_chain(name) or set(name) & set("[]+") or name in self.models:
             raise InputError(f"{name[:60]!r} cannot be the name of a fine-tune: it is taken, or has one of [, ] and +.")
-        decoder = load_model(path, **form)
+        decoder = self.base.group.models[path] if isinstance(self.base, LayeredDecoder) else load_model(path, **form)
         check_alike(f"The fine-tune {name!r}", decoder, self.base)
         self.models[name] = self._substituted(name, decoder)
         return (Link(name, 0, len(self.base.spec.layers)),)

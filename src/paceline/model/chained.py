@@ -7,7 +7,7 @@ one a chain, which share every matrix that is equal (parts.py) and one pool of k
 PyTorch are joined in the same way.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 from typing import TYPE_CHECKING
@@ -79,10 +79,13 @@ class ChainTable:
             return self.ready(one).computed(rows)
         walk = StageWalk(rows)
         for stage in self.stages(rows):
+            coming = []
             for decoder, texts in stage.groups:
                 self.passes += 1
                 self.parted += len(texts) < len(rows.segments)
-                walk.go(self.ready(decoder), stage, texts)
+                coming.append(walk.begin(self.ready(decoder), stage, texts))
+            for finish in coming:
+                finish()
             walk.settle()
         return walk.out(self.base)
 
@@ -134,8 +137,8 @@ class StageWalk:
         want = rows.numbers[len(rows.numbers) - rows.wanted :]
         self.line = {row: line for line, row in enumerate(want)}
 
-    def go(self, decoder: "Decoder", stage: ChainStage, texts: Sequence[int]) -> None:
-        """Some texts through a stage."""
+    def begin(self, decoder: "Decoder", stage: ChainStage, texts: Sequence[int]) -> Callable[[], None]:
+        """Start some texts through a stage; what it gives ends it."""
         rows, program, mine = self.rows, self.rows.program, {*texts}
         kept = [0 if i in mine else segment.rows for i, segment in enumerate(rows.segments)]
         spans = [range(rows.segments[i].start, rows.segments[i].start + rows.segments[i].rows) for i in texts]
@@ -151,7 +154,12 @@ class StageWalk:
             taps=taps,
             hidden=None if self.state is None else self.state[whose],
         )
-        out = decoder.computed(part)
+        coming = decoder.begun(part)
+        return lambda: self.take(coming(), whose, want)
+
+    def take(self, out: Out, whose: Sequence[int], want: Sequence[int]) -> None:
+        """What a stage gives for these rows."""
+        rows = self.rows
         for tap, states in out.taps.items():
             if tap not in self.taps:
                 self.taps[tap] = states.new_zeros(rows.count, states.shape[1])
@@ -212,8 +220,8 @@ def check_alike(name: str, one: "Decoder", base: "Decoder") -> None:
 
 def check_base(base: "Decoder") -> None:
     """Raise RefusalError where the layers of this model cannot be parted."""
-    spec = base.spec
-    if spec.recurrent or spec.sinks or spec.token_width or base.spread is not None or spec.multipliers is not None:
+    spec, apart = base.spec, base.spread is not None and not base.spread.chains
+    if spec.recurrent or spec.sinks or spec.token_width or apart or spec.multipliers is not None:
         raise RefusalError(f"A {spec.family} model of this kind serves no zoo yet; serve its fine-tunes by --models.")
     if not base.weights.sections:
         raise RefusalError("This model's weights have no digests; remove its packed weights (paceline rm packed).")

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from paceline.model.gpu.graphs import Graphs
     from paceline.model.gpu.loops import Draw
     from paceline.model.native_adapters import NativeAdapters
+    from paceline.model.spread.layers import LayerGroup
     from paceline.model.spread.ranks import SpreadRanks
 
 FINAL_NORM_TAPS = ("pre_norm", "post_norm")
@@ -93,8 +94,8 @@ class Decoder:
         self.narrowed: NarrowHead | None = None
         self.before: list[Callable[[Rows], None]] = []
         """Calls with the rows of a pass, before its layers."""
-        self.spread: SpreadRanks | None = None
-        """The processes that hold its experts, or parts of its matrices, where others than this one do."""
+        self.spread: SpreadRanks | LayerGroup | None = None
+        """The processes that hold its experts, parts of its matrices, or layers, where others than this one do."""
         self.following: list[Norm | None] = [None] * len(spec.layers)
         """The norm that reads the stream behind each layer, where one kernel adds and norms."""
         self.draw: Draw | None = None
@@ -256,6 +257,11 @@ class Decoder:
     def forward(self, rows: Rows) -> Out:
         return self.computed(rows) if self.chains is None else self.chains.forward(rows)
 
+    def begun(self, rows: Rows) -> Callable[[], Out]:
+        """As `computed`; other processes may be at work until what it gives is called."""
+        out = self.computed(rows)
+        return lambda: out
+
     @torch.inference_mode()
     def computed(self, rows: Rows) -> Out:
         """As `forward`, all rows by these weights."""
@@ -406,7 +412,7 @@ def abilities(spec: ModelSpec) -> frozenset[Ability]:
             found |= {"join"}  # windows are cut by place
         if spec.early_exit:
             found |= {"exit"}
-    if isinstance(spec.layers[-1].attends, Attention) and spec.uniform:
+    if spec.layers and isinstance(spec.layers[-1].attends, Attention) and spec.uniform:
         found |= {"keys"}
     return frozenset(found)
 

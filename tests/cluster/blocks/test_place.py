@@ -5,7 +5,9 @@ from itertools import product
 
 import pytest
 
-from paceline.cluster.blocks.place import (
+from paceline.cluster.blocks.simulate import Ways, ZooSimulator
+from paceline.core.errors import CapacityError, InputError
+from paceline.model.spread.place import (
     BlockPlaces,
     Demand,
     ZooBlock,
@@ -14,8 +16,6 @@ from paceline.cluster.blocks.place import (
     greedy,
     transitions,
 )
-from paceline.cluster.blocks.simulate import Ways, ZooSimulator
-from paceline.core.errors import CapacityError, InputError
 
 WAYS = Ways(0.001, 0.01)
 

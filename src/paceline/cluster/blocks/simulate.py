@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from random import Random
 
-from paceline.cluster.blocks.place import BlockPlaces, Demand, ZooBlock
+from paceline.model.spread.place import BlockPlaces, Demand, ZooBlock
 
 
 @dataclass(frozen=True, slots=True)

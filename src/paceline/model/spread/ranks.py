@@ -24,6 +24,8 @@ class SpreadRanks:
 
     option = ""
     """The option that asked for them."""
+    chains = False
+    """Can fine-tunes and chains of them be served?"""
 
     def __init__(self, count: int, about: Mapping[str, Any], what: str, device: str = "cpu") -> None:
         """Start `count` - 1 processes, which load meanwhile what `about` tells them; `what` is the word for what they

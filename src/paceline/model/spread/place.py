@@ -8,6 +8,7 @@ instances.
 """
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -93,12 +94,13 @@ def instances(load: float, target: float) -> int:
 
 
 def greedy(
-    blocks: Mapping[str, ZooBlock], demands: Sequence[Demand], devices: Sequence[ZooDevice], target: float = 0.5
-) -> BlockPlaces:
-    """By transitions and load. CapacityError where a block has room nowhere."""
+    blocks: Mapping[str, ZooBlock], demands: Sequence[Demand], devices: Sequence[ZooDevice], target: float = 0.5,
+    most: int | None = None,
+) -> BlockPlaces:  # fmt: skip
+    """By transitions and load. CapacityError where a block has room nowhere. `most`: instances of a block."""
     check(devices, target)
     places, counts, work = BlockPlaces(devices), transitions(demands), loads(blocks, demands)
-    for block, share, first in wanted(blocks, work, target):
+    for block, share, first in wanted(blocks, work, target, most):
         near = dict[str, float]()
         for (before, after), rate in counts.items():
             if block.name in (before, after) and before != after:
@@ -123,12 +125,13 @@ def greedy(
 
 
 def best_fit(
-    blocks: Mapping[str, ZooBlock], demands: Sequence[Demand], devices: Sequence[ZooDevice], target: float = 0.5
-) -> BlockPlaces:
-    """By memory alone. CapacityError where a block has room nowhere."""
+    blocks: Mapping[str, ZooBlock], demands: Sequence[Demand], devices: Sequence[ZooDevice], target: float = 0.5,
+    most: int | None = None,
+) -> BlockPlaces:  # fmt: skip
+    """By memory alone. CapacityError where a block has room nowhere. `most`: instances of a block."""
     check(devices, target)
     places, work = BlockPlaces(devices), loads(blocks, demands)
-    for block, share, first in wanted(blocks, work, target):
+    for block, share, first in wanted(blocks, work, target, most):
         free = places.room(block)
         if not free:
             if first:
@@ -139,11 +142,11 @@ def best_fit(
 
 
 def wanted(
-    blocks: Mapping[str, ZooBlock], work: Mapping[str, float], target: float
+    blocks: Mapping[str, ZooBlock], work: Mapping[str, float], target: float, most: int | None = None
 ) -> list[tuple[ZooBlock, float, bool]]:
     """(block, load of one instance, is it the first?): the first of each by load, then more of those that need them."""
     order = sorted(blocks.values(), key=lambda it: (-work[it.name], it.name))
-    counts = {it.name: instances(work[it.name], target) for it in order}
+    counts = {it.name: min(instances(work[it.name], target), most or sys.maxsize) for it in order}
     once = [(it, work[it.name] / counts[it.name], True) for it in order]
     more = [(it, work[it.name] / counts[it.name], False) for it in order for _ in range(counts[it.name] - 1)]
     return once + more
