@@ -57,8 +57,8 @@ def mute(monkeypatch: pytest.MonkeyPatch) -> MuteActor:
         remote=lambda **_: lambda cls: made,
         options=lambda **_: made,
     )
-    monkeypatch.setattr(actors, "ray_module", lambda: ray)
-    monkeypatch.setattr(ray_engine, "_ray", lambda: ray)
+    monkeypatch.setattr(actors, "ray_for", lambda what: ray)
+    monkeypatch.setattr(ray_engine, "ray_for", lambda what: ray)
     return actor
 
 

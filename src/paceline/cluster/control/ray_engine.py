@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from paceline.cluster.control.engines import EngineLost, Reply
-from paceline.core.errors import InputError
+from paceline.model.spread.rays import ray_for
 
 READY_S = 5.0
 """Longest wait for an actor's word that it is ready; a new one loads longer, and is asked again."""
@@ -74,7 +74,7 @@ class RayEngine:
     def __init__(
         self, options: dict[str, Any], name: str, slow: float = 0.0, cpus: float = 1.0, timeout: float = 600.0
     ) -> None:
-        ray = _ray()
+        ray = ray_for("Engines as actors")
         self._timeout = timeout
         remote = ray.remote(num_cpus=cpus, max_restarts=-1, max_task_retries=0, max_concurrency=64)(ActorHost)
         self.actor = remote.remote(options, name, slow)
@@ -84,20 +84,12 @@ class RayEngine:
             status, data = await asyncio.wait_for(self.actor.ask.remote(path, body), self._timeout)
         except TimeoutError:
             raise EngineLost(f"no answer within {self._timeout:g} s") from None
-        except _ray().exceptions.RayError as error:
+        except ray_for("Engines as actors").exceptions.RayError as error:
             raise EngineLost(str(error).splitlines()[0]) from error
         return Reply(status, data)
 
     async def alive(self) -> bool:
         try:
             return bool(await asyncio.wait_for(self.actor.ready.remote(), READY_S))
-        except (TimeoutError, _ray().exceptions.RayError):
+        except (TimeoutError, ray_for("Engines as actors").exceptions.RayError):
             return False
-
-
-def _ray() -> Any:
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("Engines as actors need Ray: pip install 'paceline[cluster]'.") from error
-    return ray

@@ -3,7 +3,6 @@ happens to requests when an engine dies is decided here."""
 
 import asyncio
 import logging
-import os
 import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
@@ -17,6 +16,7 @@ from paceline.cluster.live.host import EngineHost
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening, PendingAnswer, Word
 from paceline.core.errors import InputError
 from paceline.engine.totals import Snapshot
+from paceline.model.spread.rays import quiet_ray, ray_for
 
 CALLS_AT_ONCE = 4096
 """Calls that an actor answers at once: one for each sample that is followed."""
@@ -26,15 +26,6 @@ HEAD_LOOK_S = 2.0
 """Between two looks whether Ray's head is there."""
 DIED = "its process died (killed, out of memory, or crashed)"
 log = logging.getLogger("paceline")
-
-
-def ray_module() -> Any:
-    """Ray, or an InputError that says how to get it."""
-    try:
-        import ray
-    except ImportError as error:
-        raise InputError("A cluster needs Ray: pip install 'paceline[cluster]'.") from error
-    return ray
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +63,8 @@ class RaySession:
 
 def join(address: str | None) -> RaySession:
     """Start Ray on this machine, or join the cluster at an address. InputError where none answers."""
-    ray = ray_module()
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
-    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray's 15 leaves engines little where anything else runs
+    ray = ray_for("A cluster")
+    quiet_ray()
     try:
         host, _, port = (address or "").rpartition(":")
         if host and port.isdecimal() and "/" not in host:  # Ray itself asks for a minute, with many warnings
@@ -97,7 +87,7 @@ class ActorLink:
     def __init__(
         self, name: str, options: dict[str, Any], cpus: float, environment: dict[str, str], session: RaySession
     ) -> None:
-        ray = ray_module()
+        ray = ray_for("A cluster")
         self.name, self.session = name, session
         self.process: int | None = None
         """Once it is known: then the engine has started."""
@@ -176,7 +166,7 @@ class ActorLink:
         """End its process, in a thread: where Ray's head or its machine is gone, that may never return. What waits
         for its answers ends at once with EngineGoneError."""
         self._ended.set()
-        Thread(target=ray_module().kill, args=(self.actor,), name="paceline-kill", daemon=True).start()
+        Thread(target=ray_for("A cluster").kill, args=(self.actor,), name="paceline-kill", daemon=True).start()
 
 
 def reason(error: Exception) -> str:
