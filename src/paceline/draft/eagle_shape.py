@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.draft.head import METHOD_KEY
+from paceline.draft.released import INERT_KEYS
 
 EAGLE3, PARALLEL_EAGLE = "eagle3", "peagle"
 MASK_FEATURE = "mask_hidden"
@@ -49,18 +50,6 @@ USED_KEYS = frozenset((
     "model_type", "max_window_layers", "num_aux_hidden_states", "parallel_drafting", "mask_token_id", "ptd_token_id",
     "para_depths",
 ))  # fmt: skip
-INERT_KEYS = frozenset((
-    "_name_or_path", "_attn_implementation", "attn_implementation", "attention_dropout", "auto_map",
-    "base_model_ep_plan", "base_model_pp_plan", "base_model_tp_plan", "bos_token_id", "eos_token_id", "pad_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "dtype", "torch_dtype", "embed_requires_grad", "eagle_aux",
-    "has_no_defaults_at_init", "hidden_dropout", "initializer_range", "is_encoder_decoder", "is_decoder",
-    "model_max_length", "modelopt_state_version", "num_anchors", "eagle_architecture_config", "output_attentions",
-    "output_hidden_states", "pretraining_tp", "return_dict", "max_seq_len",
-    "down_sample_ratio", "down_sample_ratio_min", "prediction_loss_weight", "enable_sp_ulysses",
-    "speculators_version", "target_layer_count", "transformers_version", "unsloth_version", "use_bfloat16",
-    "use_cache", "id2label", "label2id", "problem_type", "tokenizer_class", "head_source", "license",
-))  # fmt: skip
-"""Keys of no meaning for what a head drafts."""
 
 
 @dataclass(frozen=True, slots=True)
