@@ -310,7 +310,11 @@ def test_each_tensor_changes_the_drafts(name: str, tmp_path: Path) -> None:
 
 
 INERT_HERE = INERT_KEYS | {
-    "architectures", "max_position_embeddings", "speculators_config", "tie_word_embeddings", "sliding_window",
+    "architectures",
+    "max_position_embeddings",
+    "speculators_config",
+    "tie_word_embeddings",
+    "sliding_window",
 }
 """Keys that may change nothing: those of `INERT_KEYS`; limits, names, a window that is not used, an output matrix that
 the weights have or have not."""

@@ -113,7 +113,8 @@ class EagleShape:
                 int(layer.get("head_dim") or width // heads), int(layer["intermediate_size"]),
                 vocab, int(both.get("draft_vocab_size") or vocab),
                 int(layer.get("max_position_embeddings", 4096)), taps, fused,
-                int(config.get("depth") or config.get("para_depths") or 4), bool(both.get("norm_before_residual", False)),
+                int(config.get("depth") or config.get("para_depths") or 4),
+                bool(both.get("norm_before_residual", False)),
                 float(layer.get("rms_norm_eps", 1e-6)),
                 float(layer.get("rope_theta") or rope.get("rope_theta", 10000.0)), scaling_of(layer, rope),
                 int(layer.get("num_hidden_layers") or 1), bool(both.get("fc_norm", False)),
@@ -206,7 +207,9 @@ def taps_of(config: Mapping[str, Any], nested: Mapping[str, Any], layers: int | 
     if not named and not (named := nested.get(TAP_LAYERS_KEY)):
         return USUAL_TAPS if layers is None else spread(layers)
     if (count := {**nested, **config}.get("num_aux_hidden_states")) not in (None, len(named)):
-        raise CheckpointError(f"The config of the head has num_aux_hidden_states {count} and names {len(named)} layers.")
+        raise CheckpointError(
+            f"The config of the head has num_aux_hidden_states {count} and names {len(named)} layers."
+        )
     outputs = not config.get(TAP_LAYERS_KEY) and all(isinstance(i, int) for i in named)
     if outputs and (layers is None or max(named) < layers):
         named = [i + 1 for i in named]
@@ -236,7 +239,9 @@ def mask_of(both: Mapping[str, Any], vocab: int) -> int | None:
             )
         return None
     if both.get("parallel_drafting") is False:
-        raise CheckpointError("The config of the head has parallel_drafting false and a masked token; remove one of them.")
+        raise CheckpointError(
+            "The config of the head has parallel_drafting false and a masked token; remove one of them."
+        )
     if len({*named}) > 1 or not 0 <= named[0] < vocab:
         raise CheckpointError(
             f"The config of the head names the masked tokens {named} of a vocabulary of {vocab}; restore it."
@@ -252,7 +257,7 @@ def window_of(layer: Mapping[str, Any]) -> int | None:
     slides = kinds == {"sliding_attention"} or (not kinds and bool(layer.get("use_sliding_window")))
     if slides and not kinds and layer.get("max_window_layers"):
         raise CheckpointError(
-            f"The config of the head has max_window_layers {layer['max_window_layers']} and a window; remove one of them."
+            f"The config of the head has a window and max_window_layers {layer['max_window_layers']}; remove one."
         )
     return int(layer["sliding_window"]) if slides and layer.get("sliding_window") else None
 
@@ -307,7 +312,9 @@ def check_weights(shape: EagleShape, weights: Mapping[str, Tensor], config: Mapp
         if layer.get(key) and not any(name.endswith(one) for name in weights):
             raise CheckpointError(f"The config of the head has {key}, but its weights hold no {one}; restore them.")
         if layer.get(key) is False and any(name.endswith(one) for name in out):
-            raise CheckpointError(f"The config of the head has {key} false, but its weights hold {one}; remove the key.")
+            raise CheckpointError(
+                f"The config of the head has {key} false, but its weights hold {one}; remove the key."
+            )
     return out
 
 
@@ -364,7 +371,9 @@ def spread(layers: int) -> tuple[str, ...]:
 def is_eagle(config: Mapping[str, Any]) -> bool:
     """Whether this config.json is of an EAGLE head."""
     named = config.get(METHOD_KEY)
-    return named in (EAGLE3, PARALLEL_EAGLE) or (named is None and any(it in RELEASED for it in config.get("architectures") or ()))
+    return named in (EAGLE3, PARALLEL_EAGLE) or (
+        named is None and any(it in RELEASED for it in config.get("architectures") or ())
+    )
 
 
 def in_order(names: Sequence[str]) -> dict[str, str]:

@@ -239,8 +239,8 @@ class HeadConfig:
         known = {CONFIG_KEYS.get(f.name, f.name) for f in fields(cls)}
         if unknown := sorted(map(str, {*config} - known - OWN_HEAD_KEYS - released.INERT_KEYS)):
             raise CheckpointError(
-                f"The config of the head has the key {unknown[0]!r}, which Paceline does not know; it may change what the "
-                "head drafts. Remove it from config.json if it does not."
+                f"The config of the head has the key {unknown[0]!r}, which Paceline does not know; it may change what "
+                "the head drafts. Remove it from config.json if it does not."
             )
         kinds: dict[str, Any] = {f.name: int if f.default is MISSING else type(f.default) for f in fields(cls)}
         for f in fields(cls):

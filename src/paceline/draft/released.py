@@ -210,8 +210,8 @@ def renamed(weights: Mapping[str, Tensor], method: str) -> dict[str, Tensor]:
                 out[f"depths.{head}.blocks.{(int(place) - 3) // 2}.linear.{kind}"] = part
             elif "embed_tokens" not in name and "inv_freq" not in name:
                 raise CheckpointError(f"The {method} head holds {name}, which its method has no place for.")
-    if not any(re.match(r"blocks\.\d+\.[1-9]", name) for name in out):  # one layer a head has no number
-        out = {re.sub(r"(blocks\.\d+)\.0\.", r"\1.", name): part for name, part in out.items()} if method == "medusa" else out
+    if not any(re.match(r"blocks\.\d+\.[1-9]", name) for name in out):  # a single layer has no number
+        out = {re.sub(r"^(blocks\.\d+)\.0\.", r"\1.", name): part for name, part in out.items()}
     for name in [name for name in out if re.fullmatch(r"output\.\d+\.weight", name)]:
         out.setdefault(name.replace("weight", "bias"), torch.zeros(len(out[name])))
     return out
