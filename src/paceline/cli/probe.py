@@ -24,7 +24,7 @@ PROBE_PROMPTS = (
 PROBE_ANSWER_TOKENS = 64
 """Tokens of each answer."""
 PROBE_NODES = 15
-"""Drafted tokens a pass, whatever a row costs here: where rows are dear, a head would be given none."""
+"""Drafted tokens a pass, whatever a row costs here: where rows cost much, a head would be given none."""
 LEAST_PROBE_TAU = 1.05
 """Tokens per pass below which a head is said to keep next to nothing."""
 SAME_TAU_SHARE = 0.15

@@ -51,7 +51,7 @@ METHOD_KEY = "speculators_model_type"
 CONFIG_KEYS = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
 """Keys of config.json for fields of `HeadConfig` that have another name there."""
 OWN_HEAD_KEYS = frozenset((METHOD_KEY, "architectures", "speculators_config", "training", "model_type"))
-"""Keys of config.json, beside the fields of `HeadConfig`, that say what a head is."""
+"""Keys of config.json, apart from the fields of `HeadConfig`, that say what a head is."""
 
 
 @dataclass(frozen=True, slots=True)

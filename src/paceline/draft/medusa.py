@@ -3,7 +3,7 @@
     logits_d = U_d (h + SiLU(W_d h))        d = 0 ... depth - 1, h the state behind the target's final norm, of the row
                                             before the root; W_d is zero at first, and U_d the target's head, or its own
 
-With `layers`, h + SiLU(W h) is applied so many times, each with a W of its own.
+With `layers`, h + SiLU(W h) is applied more than once, each time with a W of its own.
 
 The guess at depth d is the same below all parents: heads do not see what was drafted. A node's distribution is its
 depth's, so the rules that look at q may judge it.

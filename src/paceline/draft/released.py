@@ -44,7 +44,7 @@ RELEASED_KEYS: dict[str, frozenset[str]] = {
     "hydra": frozenset(("hydra_num_heads", "hydra_num_layers", "hydra_head_arch", "grounded_heads", "head_dim",
                         "hidden_state_offset", "rms_norm_eps", "rope_theta", "max_position_embeddings")),
 }  # fmt: skip
-"""Keys that a method's authors write and that are read or checked, beside those in `SHARED_HEAD_KEYS`."""
+"""Keys that a method's authors write and that are read or checked, in addition to those in `SHARED_HEAD_KEYS`."""
 SHARED_HEAD_KEYS = frozenset(("base_model_name_or_path", "vocab_size", "architectures", "model_type"))
 HYDRA_ARCHITECTURES = ("mlp", "prefix-mlp")
 HEAD_DIM = 128
