@@ -52,6 +52,8 @@ def test_routing_refuses_what_it_cannot_do(tmp_path: Path) -> None:
         (["ftp://x"], "url is"),
         ([url, "--log", str(tmp_path)], "cannot be written"),
         ([url, "--planner", "learned", "--order", str(tmp_path / "absent")], "is not an order"),
+        ([url, "--lora-root", "x"], "No such option"),  # the engines' own
+        ([url, "--datastore", "x"], "No such option"),
     ):
         assert says in refused("route", *args)
 

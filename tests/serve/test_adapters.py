@@ -81,7 +81,18 @@ def test_the_command_serves_many_while_others_come_and_go(tmp_path: Path, reques
         make_adapter(root / f"v{seed}", target, seed)
     fixed = {f"f{i}": i for i in range(4)}
     args = [part for name, seed in fixed.items() for part in ("--lora", f"{name}={root / f'v{seed}'}")]
-    options = ["--drafter", "ngram", "--max-requests", "8", "--max-loras", "4", "--lora-root", str(root)]
+    options = [
+        "--drafter",
+        "ngram",
+        "--threads",
+        "1",
+        "--max-requests",
+        "8",
+        "--max-loras",
+        "4",
+        "--lora-root",
+        str(root),
+    ]
     with spawned(*SERVE, *options, *args) as (address, child):
 
         def load(name: str, version: int) -> int:
@@ -103,7 +114,7 @@ def test_the_command_serves_many_while_others_come_and_go(tmp_path: Path, reques
         over, rng, changes = threading.Event(), random.Random(1), list[int]()
 
         def change() -> None:
-            while not over.is_set():
+            while not over.wait(0.05):
                 name = f"g{rng.randrange(4)}"
                 if rng.random() < 0.3:
                     changes.append(post(address, "/v1/unload_lora_adapter", {"lora_name": name})[0])

@@ -40,7 +40,7 @@ NOT_ROUTED = {
     "served_model_name", "models", "index", "index_encoder", "pooling", "decision_log", "kv_events_config",
     "max_prompt_tokens",
     "max_output_tokens", "max_choices", "response_store_bytes", "max_nodes", "log_prompts", "stall_timeout", "port",
-    "cluster", *CLUSTER_SETTINGS,
+    "cluster", "lora_root", "datastore", *CLUSTER_SETTINGS,
 }  # fmt: skip
 """Settings of a server that are the engines' own here."""
 _SHARED = [

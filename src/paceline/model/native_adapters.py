@@ -50,19 +50,15 @@ def pack_delta(pair: LoraPair) -> PackedDelta:
     odd = len(down) % 2
     down = torch.nn.functional.pad(down, (0, -down.shape[1] % 32, 0, odd))
     up = torch.nn.functional.pad(up, (0, odd))
-    tiles = torch.nn.functional.pad(up, (0, 0, 0, -len(up) % 32)).view(-1, 16, len(down))
-    columns, table, at = list[Tensor](), list[list[int]](), 0
-    for tile in tiles:
-        used = tile.any(0).nonzero().flatten()
-        first, last = (int(used[0]) // 2 * 2, int(used[-1]) // 2 * 2 + 2) if len(used) else (0, 0)
-        columns.append(tile[:, first:last].reshape(16, -1, 2).transpose(0, 1).reshape(-1, 16))
-        table.append([at, first + (last - first << 16)])
-        at += last - first
+    tiles = torch.nn.functional.pad(up, (0, 0, 0, -len(up) % 32)).view(-1, 16, len(down) // 2, 2)
+    used = (tiles != 0).any(3).any(1).int()
+    kept = (used.cummax(1).values & used.flip(1).cummax(1).values.flip(1)).bool()
+    counts = 2 * kept.sum(1)
+    table = torch.zeros(len(tiles) + 2, 2, dtype=torch.int32)
+    table[1:, 0] = torch.nn.functional.pad(counts.cumsum(0), (0, 1), value=int(counts.sum()))
+    table[:-2, 1] = 2 * used.argmax(1) + (counts << 16)
     by_inputs = [eight.view(len(eight), -1, 32).transpose(0, 1).flatten() for eight in torch.split(down, 8)]
-    table += [[at, 0]] * 2
-    return PackedDelta(
-        torch.cat(by_inputs), torch.cat(columns).contiguous(), torch.tensor(table, dtype=torch.int32), *down.shape
-    )
+    return PackedDelta(torch.cat(by_inputs), tiles.transpose(1, 2)[kept].reshape(-1, 16), table, *down.shape)
 
 
 def side_by_side(deltas: Sequence[PackedDelta]) -> tuple[list[PackedDelta], Tensor]:
