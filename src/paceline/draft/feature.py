@@ -182,8 +182,8 @@ class FeatureDrafter(DySpec):
         rows.hidden = torch.cat([self.entering(tree) for tree in trees])
         for tree, segment in zip(trees, rows.segments):
             if tree.laid is None:
-                mine = slice(segment.start, segment.start + segment.rows)
-                rows.token[mine], rows.hidden[mine] = self.head.drafted(rows.token[mine], rows.hidden[mine])
+                at = slice(segment.start, segment.start + segment.rows)
+                rows.token[at], rows.hidden[at] = self.head.drafted(rows.token[at], rows.hidden[at])
         out = self.head.forward(rows)
         assert out.leave is not None
         for tree, segment in zip(trees, rows.segments):
