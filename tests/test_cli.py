@@ -20,8 +20,7 @@ from paceline.cli.chat import ChatSession, history_file, joined
 from paceline.cli.partner import Local
 from paceline.cli.probe import SAME_TAU_SHARE, HeadProbe, probe_lines, verdict
 from paceline.core.params import SamplingParams
-from paceline.draft.head import HeadConfig
-from paceline.draft.medusa import Medusa
+from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.engine.budget import memory_of
 from paceline.engine.llm import LLM
 from paceline.engine.options import Options
@@ -380,7 +379,7 @@ def test_info_probes_a_head(pair: list[str], tmp_path: Path) -> None:
     """As served and in a process without native code: the same drafts. A head of no training keeps next to nothing,
     which is said; so is one that native code computes wrongly."""
     spec = {"width": 32, "vocab": 320, "max_len": 512}
-    Medusa(HeadConfig(**spec, depth=2)).save(tmp_path / "head")
+    Medusa(MedusaConfig(**spec, depth=2)).save(tmp_path / "head")
     result = run("info", *pair[:2], "--draft", str(tmp_path / "head"), "--dtype", "float32", "--probe", "--json")
     found = json.loads(result.stdout)["probe"]
     served, alone = (HeadProbe(**found[name]) for name in ("served", "pytorch"))

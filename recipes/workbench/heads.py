@@ -8,14 +8,14 @@ are those of `paceline train all`; what lies in OUT already is not done again.
 
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from entries import RATIOS, entries
+from entries import RATIOS, PaperRatio, entries
 
-from paceline.train.compare import ComparedRow, ComparisonPlan, compare, estimated, tau_ratio
+from paceline.train.compare import ComparedRow, ComparisonPlan, Estimate, compare, estimated, tau_ratio
 from paceline.train.compare_page import table, write_page
 from paceline.train.data import read_lines
 from paceline.train.loop import TrainingProgress
@@ -53,9 +53,13 @@ def main(
 ) -> None:
     out.mkdir(parents=True, exist_ok=True)
     write(data, out, count, seed)
+    known = {entry.name: entry for entry in entries(out)}
+    wanted = [name for name in only.split(",") if name] or [*known]
+    if unknown := [name for name in wanted if name not in known]:
+        raise typer.BadParameter(f"--only names {', '.join(unknown)}; known are {', '.join(known)}.")
     plan = ComparisonPlan(
         target=target, draft=draft, data=(out / "prompts.jsonl",), out=out, steps=steps, depth=depth, nodes=nodes,
-        candidates=tuple(entry for entry in entries(out) if not only or entry.name in only.split(",")), each=each,
+        candidates=tuple(known[name] for name in wanted), each=each,
         tests={"gsm8k": (out / "test-gsm8k.jsonl",), "code": (out / "test-code.jsonl",)}, answer=answer, rounds=rounds,
         prompts=count, seed=seed, cache_bytes=4 << 30,
     )  # fmt: skip
@@ -72,19 +76,23 @@ def say(name: str, now: TrainingProgress) -> None:
         )
 
 
+def paired(ratio: PaperRatio, named: Mapping[str, ComparedRow]) -> Estimate:
+    """Ours, paired by prompt."""
+    one, other = named[ratio.one], named[ratio.other]
+    if ratio.kind != "code":
+        return tau_ratio(one, other)
+    over, under = ([(it.tokens - it.passes, it.passes) for it in row.pairs("code")] for row in (one, other))
+    return estimated(over, under)  # drafts alone, as the paper counts them
+
+
 def ratios(rows: Sequence[ComparedRow]) -> str:
-    """Each of the papers' ratios with ours, paired by prompt, and a verdict where its interval leaves 1."""
+    """Each of the papers' ratios with ours, and a verdict where its interval leaves 1."""
     named = {row.name: row for row in rows}
     lines = ["| ratio | of | ours [95 %] | paper | verdict |", "|---|---|---|---|---|"]
     for ratio in RATIOS:
         if ratio.one not in named or ratio.other not in named:
             continue
-        one, other = named[ratio.one], named[ratio.other]
-        if ratio.kind == "code":  # drafts alone, as the paper counts them
-            over, under = ([(it.tokens - it.passes, it.passes) for it in row.pairs("code")] for row in (one, other))
-            ours = estimated(over, under)
-        else:
-            ours = tau_ratio(one, other)
+        ours = paired(ratio, named)
         verdict = {1: "more", -1: "less", 0: "open: the interval holds 1"}[ours.sign]
         lines.append(f"| {ratio.one} / {ratio.other} | {ratio.kind} | {ours} | {ratio.paper:.2f} | {verdict} |")
     return "\n".join(lines)

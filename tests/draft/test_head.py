@@ -15,11 +15,11 @@ from paceline.cli import app
 from paceline.core.errors import CapacityError
 from paceline.draft.clover import Clover, CloverConfig, Mix
 from paceline.draft.grow import HeadDrafter, RankChances, best
-from paceline.draft.head import HEADS, Head, HeadConfig, facts_of, method_of
+from paceline.draft.head import HEADS, Head, facts_of, method_of
 from paceline.draft.hydra import Hydra, HydraConfig
 from paceline.draft.int8 import shrink
 from paceline.draft.layers import DenseTexts, whole
-from paceline.draft.medusa import Medusa
+from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.draft.sequoia import Shape
 from paceline.draft.tree import Tree
 from paceline.model.rotary import Rotary
@@ -37,8 +37,8 @@ SIZES: dict[str, Any] = {
     "ffn": 48,
 }
 KINDS: dict[str, Head] = {
-    "medusa": Medusa(HeadConfig(**SIZES, depth=3)),
-    "medusa, own head": Medusa(HeadConfig(**SIZES, depth=2, own_head=True)),
+    "medusa": Medusa(MedusaConfig(**SIZES, depth=3)),
+    "medusa, own head": Medusa(MedusaConfig(**SIZES, depth=2, own_head=True, layers=2)),
     "hydra": Hydra(HydraConfig(**SIZES, depth=3)),
     "hydra, 40 words": Hydra(HydraConfig(**SIZES, depth=3, draft_vocab=40)),
     "hydra++": Hydra(HydraConfig(**SIZES, depth=3, layers=3, prefix=True)),
@@ -195,7 +195,7 @@ def test_untrained_heads_say_what_the_target_says() -> None:
     """Hydra's and Medusa's first weights leave the target's state as it is."""
     stream = torch.Generator().manual_seed(0)
     state, root = torch.randn(3, WIDTH, generator=stream), torch.randn(3, WIDTH, generator=stream)
-    for head in (Medusa(HeadConfig(**SIZES)), Hydra(HydraConfig(**SIZES, layers=3))):
+    for head in (Medusa(MedusaConfig(**SIZES)), Hydra(HydraConfig(**SIZES, layers=3))):
         assert torch.allclose(head.draft(head.begin(state, root), 0), state, atol=1e-6)
 
 
@@ -283,7 +283,7 @@ def test_a_head_is_seen_by_info(saved: Path, target: Path, tmp_path: Path) -> No
     assert entry["head"]["width"] == WIDTH
     able = {it["drafter"]: it["exact"] for it in entry["drafters"]}
     assert able[facts.method] is None and "draft model" in able["model"]
-    Medusa(HeadConfig(**{**SIZES, "width": 16})).save(tmp_path)
+    Medusa(MedusaConfig(**{**SIZES, "width": 16})).save(tmp_path)
     told = CliRunner().invoke(app, [*asked, str(tmp_path)])
     assert told.exit_code == 2 and "the model has 32" in told.output + told.stderr
 
@@ -305,13 +305,13 @@ def test_auto_chooses_among_them(saved: Path, target: Path) -> None:
 def test_a_head_that_does_not_fit_is_refused(
     change: dict[str, Any], message: str, target: Path, tmp_path: Path
 ) -> None:
-    Medusa(HeadConfig(**SIZES, depth=2)).save(tmp_path, **change)
+    Medusa(MedusaConfig(**SIZES, depth=2)).save(tmp_path, **change)
     with pytest.raises(CheckpointError, match=message):
         LLM(target, tmp_path, dtype="float32", memory="100M")
 
 
 def test_damaged_weights_are_refused(target: Path, tmp_path: Path) -> None:
-    Medusa(HeadConfig(**SIZES)).save(tmp_path)
+    Medusa(MedusaConfig(**SIZES)).save(tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"no")
     with pytest.raises(CheckpointError, match="cannot be read"):
         LLM(target, tmp_path, dtype="float32")
@@ -369,7 +369,7 @@ def as_hydra(head: Hydra) -> tuple[dict[str, Any], dict[str, Tensor]]:
 @pytest.mark.parametrize("method", ["medusa", "hydra"])
 def test_released_heads_are_read(method: str, target: Path, tmp_path: Path) -> None:
     more = {"depth": 2, "own_head": True}
-    head: Any = Medusa(HeadConfig(**SIZES, **more))
+    head: Any = Medusa(MedusaConfig(**SIZES, **more))
     if method == "hydra":
         head = Hydra(HydraConfig(**SIZES, **more, layers=3, prefix=True))
     shaken(head)

@@ -13,10 +13,9 @@ from paceline.core.plan import Item, MinChance
 from paceline.core.proposer import Draft, Turn
 from paceline.core.result import Round
 from paceline.draft.grow import HeadDrafter, paying, ranked
-from paceline.draft.head import HeadConfig
 from paceline.draft.head_runs import CompiledHead, HeadProposer
 from paceline.draft.hydra import Hydra, HydraConfig
-from paceline.draft.medusa import Medusa
+from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.native.build import library
 from tests.draft.rounds import Rounds
 from tests.draft.test_head import KINDS, PROMPTS, SIZES, shaken
@@ -38,7 +37,7 @@ def head(request: pytest.FixtureRequest, target: Path, tmp_path_factory: pytest.
     said = Counter(token for text in served(target, None, "none").texts for token in text)
     sizes = {**SIZES, "depth": 3, "draft_vocab": WORDS}
     kinds = {
-        "medusa": lambda: Medusa(HeadConfig(**sizes)),
+        "medusa": lambda: Medusa(MedusaConfig(**sizes)),
         "hydra": lambda: Hydra(HydraConfig(**sizes)),
         "hydra, two layers": lambda: Hydra(HydraConfig(**sizes, layers=2)),
         "hydra++": lambda: Hydra(HydraConfig(**sizes, prefix=True)),

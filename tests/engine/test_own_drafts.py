@@ -18,7 +18,7 @@ from paceline.core.operations import Park, Resume
 from paceline.core.request import Request
 from paceline.draft.dyspec import DySpec
 from paceline.draft.head import HeadConfig
-from paceline.draft.medusa import Medusa
+from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.draft.model import ModelDrafter
 from paceline.engine.adapters import loras_of
 from paceline.serve.settings import parse
@@ -239,7 +239,7 @@ def with_prompts(path: Path) -> Path:
 
 
 def short_head(at: dict[str, Path], tmp: Path) -> Path:
-    Medusa(HeadConfig(**{**SIZES, "max_len": 64}, depth=3)).save(tmp / "head")
+    Medusa(MedusaConfig(**{**SIZES, "max_len": 64}, depth=3)).save(tmp / "head")
     return tmp / "head"
 
 

@@ -1,6 +1,7 @@
 """Heads in the layouts of their publishers, at small sizes with random weights: drafts of a chain are those of a
 forward pass written here in plain PyTorch, every tensor changes them, and what is not computed is refused by name."""
 
+import copy
 import json
 import math
 from pathlib import Path
@@ -15,6 +16,7 @@ from torch import Tensor
 from paceline.core.errors import CheckpointError
 from paceline.core.rows import RowsBuilder
 from paceline.draft.eagle3 import Eagle
+from paceline.draft.eagle_shape import INERT_KEYS, SERVED_VALUES, EagleShape
 from paceline.draft.head import HeadFiles, load_head, method_of
 from paceline.model.linear import plain
 
@@ -75,6 +77,8 @@ def weights_of(layout: dict[str, Any], seed: int = 3) -> dict[str, Tensor]:
         sizes["embed_tokens.weight"] = (VOCAB, WIDTH)
     if layout.get("fc_bias"):
         sizes["fc.bias"] = (WIDTH,)
+    if "mask" in layout:
+        sizes["mask_hidden"] = (1, 1, taps * theirs)
     return {
         name: torch.rand(size, generator=stream) + 0.5 if name.endswith("norm.weight") or "norm." in name
         else torch.randn(size, generator=stream) * (size[-1] ** -0.5 if len(size) > 1 else 0.5)
@@ -137,6 +141,11 @@ LINES: dict[str, tuple[dict[str, Any], dict[str, Any], tuple[str, ...]]] = {
         {"norm_before_fc": True, "yarn": True}, ("input:2", "input:5", "pre_norm")),
     "NVIDIA, gpt-oss short": (flat(eagle_config={"use_aux_hidden_state": False}), {"fc": False, "taps": 1},
                               ("post_norm",)),
+    "P-EAGLE": (
+        {**speculators({"num_hidden_layers": 2}, mask_token_id=7), "speculators_model_type": "peagle"},
+        {"at": "layers.0.", "layers": 2, "embed": True, "mask": 7}, ("input:2", "input:5", "input:7")),
+    "P-EAGLE, flat": (flat(parallel_drafting=True, ptd_token_id=9, norm_before_fc=True),
+                      {"norm_before_fc": True, "embed": True, "mask": 9}, ("input:2", "input:5", "input:7")),
     "EAGLE-1": ({**layer_config(bias=True), "architectures": ["LlamaForCausalLM"]},
                 {"eagle1": True, "at": "layers.0.", "bin": True, "embed": True, "fc_bias": True, "taps": 1},
                 ("post_norm",)),
@@ -194,16 +203,17 @@ def reference(layout: dict[str, Any], w: dict[str, Tensor], target: Shared, taps
     feature of row t - 1; row 0 is seen by nobody."""
     eagle1, at = layout.get("eagle1", False), layout.get("at", "midlayer.")
     table = w.get("embed_tokens.weight", target.table)
-    states = taps
-    if layout.get("fc_norm"):
-        states = [rms(state, w[f"fc_norm.{i}.weight"]) for i, state in enumerate(states)]
-    feature = torch.cat(states, -1)
-    if layout.get("norm_before_fc"):
-        feature = rms(feature, w["input_norm.weight"])
-    if not eagle1 and "fc.weight" in w:
-        feature = F.linear(feature, w["fc.weight"], w.get("fc.bias"))
+
+    def fused(states: list[Tensor]) -> Tensor:
+        if layout.get("fc_norm"):
+            states = [rms(state, w[f"fc_norm.{i}.weight"]) for i, state in enumerate(states)]
+        feature = torch.cat(states, -1)
+        if layout.get("norm_before_fc"):
+            feature = rms(feature, w["input_norm.weight"])
+        return feature if eagle1 or "fc.weight" not in w else F.linear(feature, w["fc.weight"], w.get("fc.bias"))
+
     tokens, out = torch.tensor(TOKENS[1:]), list[Tensor]()
-    feature = feature[: len(TOKENS) - 1]
+    feature = fused(taps)[: len(TOKENS) - 1]
     for drafted in [*DRAFTED, None]:
         e, positions = table[tokens], torch.arange(1, len(tokens) + 1)
         if eagle1:
@@ -236,7 +246,10 @@ def reference(layout: dict[str, Any], w: dict[str, Tensor], target: Shared, taps
         else:
             out.append((leave if layout.get("output") else rms(leave, w["norm.weight"]))[-1] @ w["lm_head.weight"].T)
         if drafted is not None:
-            tokens, feature = torch.cat((tokens, torch.tensor([drafted]))), torch.cat((feature, leave[-1:]))
+            masked = "mask" in layout  # all depths at once: what was drafted is not read
+            entering = fused([*w["mask_hidden"].view(3, 1, -1)]) if masked else leave[-1:]
+            tokens = torch.cat((tokens, torch.tensor([layout["mask"] if masked else drafted])))
+            feature = torch.cat((feature, entering))
     return torch.stack(out)
 
 
@@ -260,6 +273,8 @@ def drafts(path: Path, target: Shared) -> tuple[Eagle, Tensor]:
             hidden = leave
         rows = builder.build()
         rows.hidden = hidden
+        if step:
+            rows.token[:], rows.hidden = head.drafted(rows.token, hidden)
         made = head.forward(rows)
         assert made.leave is not None
         out.append(made.logits[-1] if head.ids is None else made.logits[-1][head.ids])
@@ -294,19 +309,77 @@ def test_each_tensor_changes_the_drafts(name: str, tmp_path: Path) -> None:
         assert not torch.allclose(after, before, atol=1e-4), part
 
 
+INERT_HERE = INERT_KEYS | {
+    "architectures",
+    "max_position_embeddings",
+    "speculators_config",
+    "tie_word_embeddings",
+    "sliding_window",
+}
+"""Keys that may change nothing: those of `INERT_KEYS`; limits, names, a window that is not used, an output matrix that
+the weights have or have not."""
+
+
+def other(value: Any) -> Any:
+    """Another value of the kind."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, (int, float)):
+        return value * 8 + 1
+    return [*value[1:], *value[:1]] if isinstance(value, list) else "another"
+
+
+def places(config: dict[str, Any], above: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Where the values of a config are."""
+    out = list[tuple[str, ...]]()
+    for key, value in config.items():
+        inside = isinstance(value, dict) and key not in INERT_HERE
+        out += places(value, (*above, key)) if inside else [(*above, key)]
+    return out
+
+
+@pytest.mark.parametrize("name", LINES)
+def test_each_key_changes_the_drafts_is_refused_or_is_known_to_be_inert(name: str, tmp_path: Path) -> None:
+    config, layout, _ = LINES[name]
+    target = Shared(layout.get("theirs", WIDTH))
+    head, before = drafts(written(tmp_path / "head", name), target)
+    for place in places(config):
+        changed = copy.deepcopy(config)
+        at = changed
+        for key in place[:-1]:
+            at = at[key]
+        at[place[-1]] = other(at[place[-1]])
+        (tmp_path / "head" / "config.json").write_text(json.dumps(changed))
+        if place[-1] in INERT_HERE or place == ("model_type",):  # the architecture names a flat config's layers
+            continue
+        try:
+            again, after = drafts(tmp_path / "head", target)
+        except (CheckpointError, AssertionError):  # refused, or no head of this method any more
+            continue
+        same = again.taps == head.taps and after.shape == before.shape and torch.allclose(after, before, atol=1e-4)
+        assert not same, place
+
+
+@pytest.mark.parametrize("key", SERVED_VALUES)
+def test_a_key_with_one_served_value_is_refused_with_another(key: str) -> None:
+    for config in flat(**{key: "another"}), speculators({key: "another"}), flat(eagle_config={key: "another"}):
+        with pytest.raises(CheckpointError, match=key):
+            EagleShape.read(config, LAYERS)
+
+
 SAID = {
     "fc_norm": "fc_norm.0", "norm_before_fc": "input_norm", "num_hidden_layers": "layers.1",
     "draft_vocab_size": "lm_head", "num_key_value_heads": "k_proj", "rope_scaling": "dynamic",
-    "target_hidden_size": "numbers",
+    "target_hidden_size": "numbers", "parallel_drafting": "mask_token_id", "mask_token_id": "embed_tokens",
+    "ptd_token_id": "masked", "eagle_config": "num_aux_hidden_states 3",
 }  # fmt: skip
 """What the message says where it is not the key."""
 
 
 @pytest.mark.parametrize(
     ("key", "value"),
-    [("hidden_act", "gelu"), ("parallel_drafting", True), ("mask_token_id", 7), ("logit_scale", 0.5),
-     ("final_logit_softcapping", 30.0), ("quantization_config", {"bits": 4}), ("use_last_layernorm", False),
-     ("use_input_layernorm_in_first_layer", False), ("a_key_of_tomorrow", 1), ("attention_bias", True),
+    [("parallel_drafting", True), ("mask_token_id", 7), ("ptd_token_id", VOCAB), ("a_key_of_tomorrow", 1),
+     ("attention_bias", True), ("eagle_config", aux(1, 4, num_aux_hidden_states=3)["eagle_config"]),
      ("mlp_bias", True), ("fc_norm", True), ("norm_before_fc", True), ("num_hidden_layers", 2),
      ("draft_vocab_size", 20), ("num_key_value_heads", 4), ("rope_scaling", {"rope_type": "dynamic", "factor": 2.0}),
      ("target_hidden_size", 24)],

@@ -12,6 +12,7 @@ from paceline.engine.pair import DEMO
 from paceline.train import compare as comparing
 from paceline.train.compare import ComparedRow, MeasuredPrompt, best_of, estimated, speed_of, tau_of, tau_ratio
 from paceline.train.compare_page import advice, plot
+from paceline.train.data import Sample
 
 
 @pytest.fixture
@@ -91,3 +92,15 @@ def test_the_best_is_surely_faster_and_says_the_same() -> None:
     assert "--draft heads/fast" in advice(plan, [slow, fast, wrong]) and "TEXTS DIFFER" in advice(plan, [fast, wrong])
     assert best_of([slow, wrong]) is None and "No drafter" in advice(plan, [slow])
     assert plot([slow, fast]).count("<rect") == 2
+
+
+def test_what_is_not_timed_asks_plain_decoding_once(tmp_path: Path) -> None:
+    plan = comparing.ComparisonPlan(target=DEMO / "target", data=(), out=tmp_path, steps=1, rounds=0, answer=8)
+    tests = {"held out": [Sample(tuple(range(100 + i, 130 + i)), 30) for i in range(2)]}
+    comparing.check_plan(plan)
+    for _ in range(2):
+        same, asked = comparing.timed(plan, "ngram", None, tests)
+        assert same and [it.tokens for it in asked["held out"]] == [7, 7]
+        assert (tmp_path / comparing.PLAIN_FILE).read_text().count("\n") == 2
+    found = replace(row("ngram", []), asked=asked)
+    assert not comparing.were_timed([found]) and "nothing was timed" in advice(plan, [found])

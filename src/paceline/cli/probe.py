@@ -23,6 +23,8 @@ PROBE_PROMPTS = (
 )
 PROBE_ANSWER_TOKENS = 64
 """Tokens of each answer."""
+PROBE_NODES = 15
+"""Drafted tokens a pass, whatever a row costs here: where rows cost much, a head would be given none."""
 LEAST_PROBE_TAU = 1.05
 """Tokens per pass below which a head is said to keep next to nothing."""
 SAME_TAU_SHARE = 0.15
@@ -45,7 +47,9 @@ def probe(options: Options, method: str) -> HeadProbe:
     """Answer the prompts in this process."""
     from paceline import LLM
 
-    wish = SamplingParams(temperature=0.0, max_tokens=PROBE_ANSWER_TOKENS, ignore_eos=True, drafter=method)
+    wish = SamplingParams(
+        temperature=0.0, max_tokens=PROBE_ANSWER_TOKENS, ignore_eos=True, drafter=method, max_nodes=PROBE_NODES
+    )
     given: dict[str, Any] = asdict(replace(options, drafter="none", length="fixed", max_requests=1))
     with LLM(**given) as llm:
         if llm.text.tokenizer.chat_template:

@@ -8,6 +8,9 @@
 EAGLE-3.1 puts norms around W, and its children read norm h (`EagleShape.norm_output`); further layers, biases, norms of
 queries and keys, windows and an embedding of the head's own are computed by PyTorch, a layer without them natively.
 
+A head that was trained to draft all depths at once (P-EAGLE; `EagleShape.mask`) reads a masked token and a feature of
+its own in each drafted row, in a pass for each depth.
+
 EAGLE-1 (Li et al. 2024, arXiv 2401.15077) is a switch, `fused: false`: f is the target's state behind its last norm,
 the layer reads W [e(x); f] without a norm, and what it puts out is a state for the target's own head.
 """
@@ -28,6 +31,7 @@ from paceline.core.rows import Out, Rows
 from paceline.draft import DRAFTERS
 from paceline.draft.eagle_shape import (
     EAGLE3,
+    MASK_FEATURE,
     TAP_LAYERS_KEY,
     EagleShape,
     check_weights,
@@ -71,7 +75,7 @@ class Eagle(FeatureHead):
             packing = next(it for it in available(packing.dtype, self.device) if not it.native)
         super().__init__(spec, shape.taps, shape.target_width or shape.width, shape.vocab, read, packing.dtype)
         self.shape, self.compute, self.ids = shape, packing.compute, ids
-        self.mine = weights.get("embed_tokens.weight")
+        self.mine, self.stand_in = weights.get("embed_tokens.weight"), weights.get(MASK_FEATURE)
         self.norms = {
             name: Norm(it.float(), shape.eps) for name, it in weights.items() if it.dim() == 1 and name[-6:] == "weight"
         }
@@ -206,6 +210,12 @@ class Eagle(FeatureHead):
         if self.shape.norm_before_fc:
             whole = self.norms["input_norm.weight"](whole)
         return whole if self.fc is None else self.fc(whole)
+
+    def drafted(self, token: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        if self.stand_in is None or self.shape.mask is None:
+            return token, hidden
+        taps = self.stand_in.view(len(self.taps), 1, -1).to(self.compute)
+        return torch.full_like(token, self.shape.mask), self.fuse([*taps]).to(hidden.dtype).expand(len(token), -1)
 
     @torch.inference_mode()
     def forward(self, rows: Rows) -> Out:

@@ -1,7 +1,7 @@
 """Shape of an EAGLE head (draft/eagle3.py) from config.json, in the dialects of those who publish them.
 
     SafeAILab, SpecForge, AQ-MedAI, ModelOpt   flat keys, perhaps `eagle_config`; weights `midlayer.*` or `layers.0.*`
-    speculators (RedHatAI)                     `transformer_layer_config`; weights `layers.0.*`
+    speculators (RedHatAI)                     `transformer_layer_config`; weights `layers.0.*`; P-EAGLE's, too
     Paceline                                   that of `speculators`
 
 The states that a head reads are named by layer. A list at the top of the config names layers whose *input* is read, one
@@ -18,18 +18,23 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.draft.head import METHOD_KEY
+from paceline.draft.released import INERT_KEYS
 
-EAGLE3 = "eagle3"
+EAGLE3, PARALLEL_EAGLE = "eagle3", "peagle"
+MASK_FEATURE = "mask_hidden"
+"""The weight of a P-EAGLE head that stands for the taps of a row that is drafted."""
 RELEASED = ("LlamaForCausalLMEagle3", "LlamaForCausalLMEagle", "Eagle3LlamaForCausalLM", "GptOssForCausalLMEagle3",
             "Qwen3ForCausalLMEagle3", "Eagle3DraftModel", "EagleLlamaForCausalLM")  # fmt: skip
 """Architectures that released heads name."""
+PLAIN_BODIES = ("llama", "qwen2", "qwen3", "mistral")
+"""Families whose layer that of a head may be, where its `transformer_layer_config` names one."""
 TAP_LAYERS_KEY = "eagle_aux_hidden_state_layer_ids"
 USUAL_TAPS = ("input:2", "input:L // 2", "input:L - 3")
 """Taps of a head that does not name them, before its target is known."""
 SERVED_VALUES: dict[str, Any] = {
     "hidden_act": "silu", "mlp_hidden_act": "silu", "use_input_layernorm_in_first_layer": True,
     "use_last_layernorm": True, "use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1,
-    "parallel_draft_heads_num_layers": 1, "parallel_drafting": False, "mask_token_id": None, "ptd_token_id": None,
+    "parallel_draft_heads_num_layers": 1, "eagle_decoder_type": "llama", "rope_interleaved": False,
     "is_causal": True, "logit_scale": 1.0, "logits_scaling": 1.0, "final_logit_softcapping": None,
     "attn_logit_softcapping": None, "quantization_config": None, "embedding_multiplier": 1.0,
     "residual_multiplier": 1.0, "has_lm_head": True, "has_lm_head_bias": False, "dual_chunk_attention_config": None,
@@ -42,19 +47,9 @@ USED_KEYS = frozenset((
     "attention_bias", "qkv_bias", "mlp_bias", "bias", "num_hidden_layers", "norm_before_residual", "norm_before_fc",
     "fc_norm", "norm_output", "target_hidden_size", "use_aux_hidden_state", "use_sliding_window", "sliding_window",
     "layer_types", "fused", "depth", "accuracy", "speculators_config", "training", "tie_word_embeddings",
+    "model_type", "max_window_layers", "num_aux_hidden_states", "parallel_drafting", "mask_token_id", "ptd_token_id",
+    "para_depths",
 ))  # fmt: skip
-INERT_KEYS = frozenset((
-    "_name_or_path", "_attn_implementation", "attn_implementation", "attention_dropout", "auto_map",
-    "base_model_ep_plan", "base_model_pp_plan", "base_model_tp_plan", "bos_token_id", "eos_token_id", "pad_token_id",
-    "cache_implementation", "chunk_size_feed_forward", "dtype", "torch_dtype", "embed_requires_grad", "eagle_aux",
-    "has_no_defaults_at_init", "hidden_dropout", "initializer_range", "is_encoder_decoder", "is_decoder",
-    "max_window_layers", "model_max_length", "model_type", "modelopt_state_version", "num_anchors",
-    "num_aux_hidden_states", "eagle_decoder_type", "eagle_architecture_config", "output_attentions",
-    "output_hidden_states", "pretraining_tp", "return_dict", "rope_interleaved", "rotary_embedding_type",
-    "speculators_version", "target_layer_count", "transformers_version", "unsloth_version", "use_bfloat16",
-    "use_cache", "id2label", "label2id", "problem_type", "tokenizer_class", "head_source", "license",
-))  # fmt: skip
-"""Keys of no meaning for what a head drafts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +89,9 @@ class EagleShape:
     """Numbers in a hidden state of the target; 0: `width`."""
     window: int | None = None
     """Sliding window of its attention in tokens."""
+    mask: int | None = None
+    """Token that a drafted row reads in place of its own, with `MASK_FEATURE` in place of a feature (P-EAGLE): what is
+    guessed at a depth is then the same below all parents."""
 
     @classmethod
     def read(cls, config: Mapping[str, Any], layers: int | None = None) -> "EagleShape":
@@ -115,12 +113,13 @@ class EagleShape:
                 int(layer.get("head_dim") or width // heads), int(layer["intermediate_size"]),
                 vocab, int(both.get("draft_vocab_size") or vocab),
                 int(layer.get("max_position_embeddings", 4096)), taps, fused,
-                int(config.get("depth", 4)), bool(both.get("norm_before_residual", False)),
+                int(config.get("depth") or config.get("para_depths") or 4),
+                bool(both.get("norm_before_residual", False)),
                 float(layer.get("rms_norm_eps", 1e-6)),
                 float(layer.get("rope_theta") or rope.get("rope_theta", 10000.0)), scaling_of(layer, rope),
                 int(layer.get("num_hidden_layers") or 1), bool(both.get("fc_norm", False)),
                 bool(both.get("norm_before_fc", False)), bool(both.get("norm_output", False)), joins or not fused,
-                theirs if theirs != width else 0, window_of(layer),
+                theirs if theirs != width else 0, window_of(layer), mask_of(both, vocab),
             )  # fmt: skip
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(
@@ -134,10 +133,12 @@ class EagleShape:
             name: True for name in ("fc_norm", "norm_before_fc", "norm_output") if getattr(self, name)
         }  # fmt: skip
         return {
-            "architectures": ["Eagle3Speculator"], METHOD_KEY: EAGLE3, "speculators_version": "0.1.0",
+            "architectures": ["Eagle3Speculator" if self.mask is None else "PEagleSpeculator"],
+            METHOD_KEY: EAGLE3 if self.mask is None else PARALLEL_EAGLE, "speculators_version": "0.1.0",
             "draft_vocab_size": self.draft_vocab, "norm_before_residual": self.norm_before_residual,
             TAP_LAYERS_KEY: layers, "fused": self.fused, "depth": self.depth, **switches,
             **({} if self.joins else {"use_aux_hidden_state": False}),
+            **({} if self.mask is None else {"mask_token_id": self.mask}),
             **({"target_hidden_size": self.target_width} if self.target_width else {}),
             "transformer_layer_config": {
                 "model_type": "llama", "hidden_size": self.width, "num_attention_heads": self.heads,
@@ -153,7 +154,8 @@ class EagleShape:
     def is_plain(self) -> bool:
         """Whether it is what the native library computes, but for weights beyond `sizes`."""
         norms = self.fc_norm or self.norm_before_fc or self.norm_output
-        return self.layers == 1 and self.joins and not (norms or self.target_width or self.window)
+        other = norms or self.target_width or self.window or self.mask is not None
+        return self.layers == 1 and self.joins and not other
 
     def sizes(self) -> dict[str, tuple[int, ...]]:
         """Shape of every weight that there must be, by its name in the layout of `speculators`."""
@@ -184,14 +186,16 @@ class EagleShape:
             out |= {f"fc_norm.{number}.weight": (theirs,) for number in range(len(self.taps))}
         if self.norm_before_fc:
             out["input_norm.weight"] = (len(self.taps) * theirs,)
-        if self.target_width:
+        if self.target_width or self.mask is not None:
             out["embed_tokens.weight"] = (self.vocab, h)
+        if self.mask is not None:
+            out[MASK_FEATURE] = (1, 1, len(self.taps) * theirs)
         return out
 
     def optional(self) -> dict[str, tuple[int, ...]]:
         """Shape of every weight that there may be: an embedding of its own, biases, norms of queries and keys."""
-        out = {f"{name[:-6]}bias": size[:1] for name, size in self.sizes().items() if len(size) == 2}
-        out.pop("embed_tokens.bias", None)
+        matrices = [it for it in self.sizes().items() if len(it[1]) == 2 and it[0] != "embed_tokens.weight"]
+        out = {f"{name[:-6]}bias": size[:1] for name, size in matrices}
         for index in range(self.layers):
             out |= {f"layers.{index}.self_attn.{each}_norm.weight": (self.head_dim,) for each in "qk"}
         return {**out, "embed_tokens.weight": (self.vocab, self.width)}
@@ -202,6 +206,10 @@ def taps_of(config: Mapping[str, Any], nested: Mapping[str, Any], layers: int | 
     named = config.get(TAP_LAYERS_KEY)
     if not named and not (named := nested.get(TAP_LAYERS_KEY)):
         return USUAL_TAPS if layers is None else spread(layers)
+    if (count := {**nested, **config}.get("num_aux_hidden_states")) not in (None, len(named)):
+        raise CheckpointError(
+            f"The config of the head has num_aux_hidden_states {count} and names {len(named)} layers."
+        )
     outputs = not config.get(TAP_LAYERS_KEY) and all(isinstance(i, int) for i in named)
     if outputs and (layers is None or max(named) < layers):
         named = [i + 1 for i in named]
@@ -220,17 +228,47 @@ def scaling_of(layer: Mapping[str, Any], rope: Mapping[str, Any]) -> dict[str, A
     return {**found, "rope_type": kind}
 
 
+def mask_of(both: Mapping[str, Any], vocab: int) -> int | None:
+    """The token of rows that are drafted at once (P-EAGLE); None for a head that drafts one after the other. Raises
+    CheckpointError where it is not named, or is none of the vocabulary's."""
+    named = [int(both[key]) for key in ("mask_token_id", "ptd_token_id") if both.get(key) is not None]
+    if not named:
+        if both.get("parallel_drafting") or both.get(METHOD_KEY) == PARALLEL_EAGLE:
+            raise CheckpointError(
+                "The head drafts all depths at once, but its config names no mask_token_id; restore it from its source."
+            )
+        return None
+    if both.get("parallel_drafting") is False:
+        raise CheckpointError(
+            "The config of the head has parallel_drafting false and a masked token; remove one of them."
+        )
+    if len({*named}) > 1 or not 0 <= named[0] < vocab:
+        raise CheckpointError(
+            f"The config of the head names the masked tokens {named} of a vocabulary of {vocab}; restore it."
+        )
+    return named[0]
+
+
 def window_of(layer: Mapping[str, Any]) -> int | None:
     """Sliding window of every layer. Raises CheckpointError where layers differ."""
     kinds = set(layer.get("layer_types") or ())
     if len(kinds) > 1:
         raise CheckpointError(f"The config of the head has layer_types {sorted(kinds)}; layers of one kind are served.")
     slides = kinds == {"sliding_attention"} or (not kinds and bool(layer.get("use_sliding_window")))
+    if slides and not kinds and layer.get("max_window_layers"):
+        raise CheckpointError(
+            f"The config of the head has a window and max_window_layers {layer['max_window_layers']}; remove one."
+        )
     return int(layer["sliding_window"]) if slides and layer.get("sliding_window") else None
 
 
 def check_keys(*configs: Mapping[str, Any]) -> None:
     """CheckpointError for a head of another arithmetic than is computed, or with a key that nobody knows."""
+    if configs[1] is not configs[0] and configs[1].get("model_type", "llama") not in PLAIN_BODIES:
+        raise CheckpointError(
+            f"The config of the head has layers of the model_type {configs[1]['model_type']!r}; those of "
+            f"{', '.join(PLAIN_BODIES)} are served."
+        )
     for config in configs:
         for key, value in config.items():
             if key in SERVED_VALUES:
@@ -273,6 +311,10 @@ def check_weights(shape: EagleShape, weights: Mapping[str, Tensor], config: Mapp
     for key, one in told:
         if layer.get(key) and not any(name.endswith(one) for name in weights):
             raise CheckpointError(f"The config of the head has {key}, but its weights hold no {one}; restore them.")
+        if layer.get(key) is False and any(name.endswith(one) for name in out):
+            raise CheckpointError(
+                f"The config of the head has {key} false, but its weights hold {one}; remove the key."
+            )
     return out
 
 
@@ -329,7 +371,9 @@ def spread(layers: int) -> tuple[str, ...]:
 def is_eagle(config: Mapping[str, Any]) -> bool:
     """Whether this config.json is of an EAGLE head."""
     named = config.get(METHOD_KEY)
-    return named == EAGLE3 or (named is None and any(it in RELEASED for it in config.get("architectures") or ()))
+    return named in (EAGLE3, PARALLEL_EAGLE) or (
+        named is None and any(it in RELEASED for it in config.get("architectures") or ())
+    )
 
 
 def in_order(names: Sequence[str]) -> dict[str, str]:

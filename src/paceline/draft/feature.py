@@ -113,6 +113,10 @@ class FeatureHead:
         """Features [N, hidden] of hidden states, one tensor [N, width] a tap."""
         raise NotImplementedError
 
+    def drafted(self, token: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """What the rows of drafted nodes read, of their tokens [N] and what their parents put out [N, hidden]."""
+        return token, hidden
+
     def forward(self, rows: Rows) -> Out:
         """As a model's; `rows.hidden` [T, hidden]: what each row reads in addition to its token; `leave`: what it puts
         out."""
@@ -176,6 +180,10 @@ class FeatureDrafter(DySpec):
     def forward(self, builder: RowsBuilder, trees: Sequence[Tree]) -> Tensor:
         rows = builder.build(self.head.device)
         rows.hidden = torch.cat([self.entering(tree) for tree in trees])
+        for tree, segment in zip(trees, rows.segments):
+            if tree.laid is None:
+                at = slice(segment.start, segment.start + segment.rows)
+                rows.token[at], rows.hidden[at] = self.head.drafted(rows.token[at], rows.hidden[at])
         out = self.head.forward(rows)
         assert out.leave is not None
         for tree, segment in zip(trees, rows.segments):

@@ -50,6 +50,8 @@ METHOD_KEY = "speculators_model_type"
 """The key of config.json that names the method."""
 CONFIG_KEYS = {"width": "hidden_size", "vocab": "vocab_size", "max_len": "max_position_embeddings"}
 """Keys of config.json for fields of `HeadConfig` that have another name there."""
+OWN_HEAD_KEYS = frozenset((METHOD_KEY, "architectures", "speculators_config", "training", "model_type"))
+"""Keys of config.json, apart from the fields of `HeadConfig`, that say what a head is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,6 +236,12 @@ class HeadConfig:
     def read(cls, config: Mapping[str, Any]) -> Self:
         """From config.json. Raises CheckpointError."""
         given: dict[str, Any] = {}
+        known = {CONFIG_KEYS.get(f.name, f.name) for f in fields(cls)}
+        if unknown := sorted(map(str, {*config} - known - OWN_HEAD_KEYS - released.INERT_KEYS)):
+            raise CheckpointError(
+                f"The config of the head has the key {unknown[0]!r}, which Paceline does not know; it may change what "
+                "the head drafts. Remove it from config.json if it does not."
+            )
         kinds: dict[str, Any] = {f.name: int if f.default is MISSING else type(f.default) for f in fields(cls)}
         for f in fields(cls):
             key = CONFIG_KEYS.get(f.name, f.name)

@@ -3,10 +3,13 @@
     logits_d = U_d (h + SiLU(W_d h))        d = 0 ... depth - 1, h the state behind the target's final norm, of the row
                                             before the root; W_d is zero at first, and U_d the target's head, or its own
 
+With `layers`, h + SiLU(W h) is applied more than once, each time with a W of its own.
+
 The guess at depth d is the same below all parents: heads do not see what was drafted. A node's distribution is its
 depth's, so the rules that look at q may judge it.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch.nn.functional as F
@@ -31,13 +34,26 @@ class ResBlock(nn.Module):
         return x + F.silu(self.linear(x))
 
 
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(HeadConfig):
+    layers: int = 1
+    """Layers of each depth."""
+
+
 @HEADS.register("medusa", HeadCard("a guess for each of the next tokens, from one hidden state"))
 class Medusa(Head):
     method = "medusa"
+    config_type = MedusaConfig
+    config: MedusaConfig
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: MedusaConfig) -> None:
         super().__init__(config)
-        self.blocks = nn.ModuleList(ResBlock(config.width) for _ in range(config.depth))
+
+        def block() -> nn.Module:
+            parts = [ResBlock(config.width) for _ in range(config.layers)]
+            return parts[0] if config.layers == 1 else nn.Sequential(*parts)
+
+        self.blocks = nn.ModuleList(block() for _ in range(config.depth))
 
     def begin(self, context: Tensor, root: Tensor) -> Tensor:
         return context
@@ -51,7 +67,7 @@ class Medusa(Head):
 
     def stage(self, depth: int) -> HeadStage:
         block: Any = self.blocks[depth]
-        return HeadStage([block.linear])
+        return HeadStage([block.linear] if self.config.layers == 1 else [one.linear for one in block])
 
 
 @DRAFTERS.register("medusa", offers("medusa", "a tree from heads that guess each depth apart"))

@@ -27,6 +27,26 @@ from paceline.model.opened import once
 PICKLED = "pytorch_model.bin"
 """Weights of a head that has no safetensors; nothing of the file is executed."""
 RELEASED_METHODS = ("medusa", "hydra")
+INERT_KEYS = frozenset((
+    "_name_or_path", "_attn_implementation", "attn_implementation", "attention_dropout", "auto_map",
+    "base_model_ep_plan", "base_model_pp_plan", "base_model_tp_plan", "bos_token_id", "eos_token_id", "pad_token_id",
+    "cache_implementation", "chunk_size_feed_forward", "dtype", "torch_dtype", "embed_requires_grad", "eagle_aux",
+    "has_no_defaults_at_init", "hidden_dropout", "initializer_range", "is_encoder_decoder", "is_decoder",
+    "model_max_length", "modelopt_state_version", "num_anchors", "eagle_architecture_config", "output_attentions",
+    "output_hidden_states", "pretraining_tp", "return_dict", "max_seq_len",
+    "down_sample_ratio", "down_sample_ratio_min", "prediction_loss_weight", "enable_sp_ulysses",
+    "speculators_version", "target_layer_count", "transformers_version", "unsloth_version", "use_bfloat16",
+    "use_cache", "id2label", "label2id", "problem_type", "tokenizer_class", "head_source", "license",
+))  # fmt: skip
+"""Keys of no meaning for what a head drafts."""
+RELEASED_KEYS: dict[str, frozenset[str]] = {
+    "medusa": frozenset(("medusa_num_heads", "medusa_num_layers")),
+    "hydra": frozenset(("hydra_num_heads", "hydra_num_layers", "hydra_head_arch", "grounded_heads", "head_dim",
+                        "hidden_state_offset", "rms_norm_eps", "rope_theta", "max_position_embeddings")),
+}  # fmt: skip
+"""Keys that a method's authors write and that are read or checked, in addition to those in `SHARED_HEAD_KEYS`."""
+SHARED_HEAD_KEYS = frozenset(("base_model_name_or_path", "vocab_size", "architectures", "model_type"))
+HYDRA_ARCHITECTURES = ("mlp", "prefix-mlp")
 HEAD_DIM = 128
 """Head dimension of the models that Hydra's released prefix layers were made for."""
 
@@ -113,23 +133,23 @@ def read(file: Path) -> dict[str, Tensor]:
 
 def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any]:
     """A released head's config.json, in Paceline's keys."""
+    check_released(path, config, method)
     weights = renamed(read(file_of(path, method)), method)
-    blocks = "blocks.0.linear.weight" if method == "medusa" else "depths.0.straight.weight"
-    if blocks not in weights:
+    layers = config.get(f"{method}_num_layers", 1)
+    first = ("blocks.0.linear" if layers == 1 else "blocks.0.0.linear") if method == "medusa" else "depths.0.straight"
+    if (blocks := f"{first}.weight") not in weights:
         raise CheckpointError(f"{path} holds no weight {blocks} of a {method} head; it has another layout.")
     width, own = len(weights[blocks]), weights.get("output.0.weight")
     vocab = len(own) if own is not None else config.get("vocab_size")
     if vocab is None:
         raise CheckpointError(f"{path} does not say its model's vocabulary; add vocab_size to its config.json.")
-    if method == "medusa" and config.get("medusa_num_layers", 1) != 1:
-        raise CheckpointError(f"{path} has {config['medusa_num_layers']} layers a head, but one is served.")
     out = {
         "speculators_model_type": method, "hidden_size": width, "vocab_size": vocab, "own_head": own is not None,
-        "depth": config[f"{method}_num_heads"],
+        "depth": config[f"{method}_num_heads"], "layers": layers,
         "speculators_config": {"verifier": {"name_or_path": config.get("base_model_name_or_path", "")}},
     }  # fmt: skip
-    if method == "hydra":
-        out |= {"layers": config.get("hydra_num_layers", 1), "grounded": config.get("grounded_heads", True)}
+    named = (("eps", "rms_norm_eps"), ("theta", "rope_theta"), ("max_position_embeddings", "max_position_embeddings"))
+    out |= {ours: config[theirs] for ours, theirs in named if theirs in config}
     if (q := weights.get("prefix.q_proj.weight")) is not None:
         dim = config.get("head_dim", HEAD_DIM)
         out |= {
@@ -139,10 +159,28 @@ def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any
     return out
 
 
+def check_released(path: Path, config: Mapping[str, Any], method: str) -> None:
+    """CheckpointError for a key that is not known, or whose value is of another arithmetic than is computed."""
+    for key in config:
+        if key not in RELEASED_KEYS[method] | SHARED_HEAD_KEYS | INERT_KEYS:
+            raise CheckpointError(
+                f"{path} has the key {key!r} in config.json, which Paceline does not know; it may change what the head "
+                "drafts. Remove it if it does not."
+            )
+    arch = config.get("hydra_head_arch", "mlp")
+    served = {
+        "hydra_head_arch": arch if arch in HYDRA_ARCHITECTURES else "mlp", "grounded_heads": True,
+        "hidden_state_offset": 0,
+    }  # fmt: skip
+    for key, value in served.items():
+        if config.get(key, value) != value:
+            raise CheckpointError(f"{path} has {key} {config[key]!r} in config.json; {value!r} alone is served.")
+
+
 RENAMING_RULES: dict[str, list[tuple[str, str]]] = {
     "medusa": [
-        (r"(\d+)\.0\.linear\.(weight|bias)", r"blocks.\1.linear.\2"),
-        (r"(\d+)\.1\.(weight|bias)", r"output.\1.\2"),
+        (r"(\d+)\.(\d+)\.linear\.(weight|bias)", r"blocks.\1.\2.linear.\3"),
+        (r"(\d+)\.\d+\.(weight|bias)", r"output.\1.\2"),
     ],
     "hydra": [
         (r"hydra_mlp\.(\d+)\.1\.res_connection\.(\w+)", r"depths.\1.straight.\2"),
@@ -172,6 +210,8 @@ def renamed(weights: Mapping[str, Tensor], method: str) -> dict[str, Tensor]:
                 out[f"depths.{head}.blocks.{(int(place) - 3) // 2}.linear.{kind}"] = part
             elif "embed_tokens" not in name and "inv_freq" not in name:
                 raise CheckpointError(f"The {method} head holds {name}, which its method has no place for.")
+    if not any(re.match(r"blocks\.\d+\.[1-9]", name) for name in out):  # a single layer has no number
+        out = {re.sub(r"^(blocks\.\d+)\.0\.", r"\1.", name): part for name, part in out.items()}
     for name in [name for name in out if re.fullmatch(r"output\.\d+\.weight", name)]:
         out.setdefault(name.replace("weight", "bias"), torch.zeros(len(out[name])))
     return out

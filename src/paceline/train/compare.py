@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from paceline.core.errors import InputError
+from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.engine.options import Dtype
 from paceline.train import TRAINERS
 from paceline.train.data import Sample, answered, read_lines, usable
@@ -33,7 +34,7 @@ PLAIN_ROW, LOOKUP_ROW, DRAFT_ROW = "plain", "ngram", "model"
 TRAINING_SHARE = 0.75
 """Share of the hours that are left once hidden states are kept: the rest is for measuring."""
 RESAMPLES = 2000
-TABLE_FILE = "table.jsonl"
+TABLE_FILE, PLAIN_FILE = "table.jsonl", "plain.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +99,8 @@ class ComparisonPlan:
     nodes: int | None = None
     """Most drafted tokens a pass; None: as the planner likes."""
     rounds: int = 3
-    """Measurements of each prompt, of which the median counts."""
+    """Measurements of each prompt, of which the median counts. 0: nothing is timed, which needs no quiet machine; each
+    drafter answers once, with as many nodes a pass whatever a row costs, and plain decoding once for all of them."""
     prompts: int = 2000
     seed: int = 0
     dtype: Dtype = "bfloat16"
@@ -197,6 +199,11 @@ def tau_ratio(one: ComparedRow, other: ComparedRow, kind: str | None = None) -> 
     return estimated(over, under)
 
 
+def were_timed(rows: Sequence[ComparedRow]) -> bool:
+    """Has every row seconds?"""
+    return all(it.plain_seconds > 0 for row in rows for it in row.pairs())
+
+
 def best_of(rows: Sequence[ComparedRow]) -> ComparedRow | None:
     """The row that is most surely faster than plain decoding; None where no interval is above 1, or no text equal."""
     sure = [row for row in rows if row.same and speed_of(row).low > 1]
@@ -224,7 +231,7 @@ def check_plan(plan: ComparisonPlan) -> None:
         raise InputError("Give hours or steps of the comparison, one of them: it would not end, or end at either.")
     for name in ("hours", "steps", "each", "answer", "rounds"):
         value = getattr(plan, name)
-        if value is not None and not 0 < value < float("inf"):
+        if value is not None and not 0 < value < float("inf") and (name, value) != ("rounds", 0):
             raise InputError(f"{name} is {value}, but it must be a positive number.")
     names = [candidate.name for candidate in plan.candidates]
     if not names or len({*names}) < len(names):
@@ -313,23 +320,40 @@ def timed(
     plan: ComparisonPlan, drafter: str, path: Path | None, tests: Mapping[str, Sequence[Sample]]
 ) -> tuple[bool, dict[str, list[MeasuredPrompt]]]:
     """Are all texts plain decoding's; and each prompt's answer. One engine, one request at a time, plain decoding and
-    the drafter in turns; the first prompt is asked once more, before the others, to warm up."""
+    the drafter in turns; the first prompt is asked once more, before the others, to warm up. See
+    `ComparisonPlan.rounds` for answers that are not timed."""
     from paceline import LLM, SamplingParams
 
-    same, found = True, dict[str, list[MeasuredPrompt]]()
+    nodes = HEAD_TREE_NODES if plan.nodes is None and not plan.rounds else plan.nodes
+    same, found, file = True, dict[str, list[MeasuredPrompt]](), plan.out / PLAIN_FILE
+    plainly = {tuple(asked): text for asked, text in map(json.loads, whole_lines(file))} if not plan.rounds else {}
     with LLM(plan.target, path, dtype=plan.dtype, drafter=drafter, max_requests=1, prefix_cache=False) as llm:
 
         def ask(sample: Sample, by: str) -> tuple[float, int, list[int]]:
             params = SamplingParams(
-                temperature=0.0, drafter=by, max_tokens=plan.answer, ignore_eos=True, max_nodes=plan.nodes
+                temperature=0.0, drafter=by, max_tokens=plan.answer, ignore_eos=True, max_nodes=nodes
             )
             begun = perf_counter()
             output = llm.generate([list(sample.ids[: sample.start])], [params], progress=False)[0]
             return perf_counter() - begun, output.stats.passes, list(output.token_ids)
 
+        def once(sample: Sample) -> MeasuredPrompt:
+            nonlocal same
+            asked = sample.ids[: sample.start]
+            if asked not in plainly:
+                plainly[asked] = ask(sample, "none")[2]
+                with writing(plan.out), file.open("a", encoding="utf-8") as handle:
+                    handle.write(f"{json.dumps([asked, plainly[asked]])}\n")
+            _, passes, text = ask(sample, drafter)
+            same &= text == plainly[asked]
+            return MeasuredPrompt(tokens=len(text) - 1, passes=max(passes - 1, 0), seconds=0.0, plain_seconds=0.0)
+
         for kind, samples in tests.items():
             found[kind] = []
             for number, sample in enumerate(samples):
+                if not plan.rounds:
+                    found[kind].append(once(sample))
+                    continue
                 turns: dict[str, list[tuple[float, int, list[int]]]] = {"none": [], drafter: []}
                 for _ in range(plan.rounds + (number == 0)):
                     for by, seen in turns.items():

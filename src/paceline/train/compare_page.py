@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from paceline.train.compare import ComparedRow, ComparisonPlan, Estimate, best_of, speed_of, tau_of
+from paceline.train.compare import ComparedRow, ComparisonPlan, Estimate, best_of, speed_of, tau_of, were_timed
 from paceline.train.files import put
 
 PAGE_FILE = "index.html"
@@ -23,6 +23,8 @@ def advice(plan: ComparisonPlan, rows: Sequence[ComparedRow]) -> str:
     """What to serve, in a sentence or two."""
     wrong = [row.name for row in rows if not row.same]
     warning = f" TEXTS DIFFER from plain decoding's with {', '.join(wrong)}: do not serve with it." if wrong else ""
+    if not were_timed(rows):
+        return "Tokens per pass alone: nothing was timed, so no row says which drafter is the fastest." + warning
     best = best_of(rows)
     if best is None:
         return "No drafter is surely faster than plain decoding here: serve without one, or train longer." + warning
@@ -39,7 +41,7 @@ def cells(row: ComparedRow) -> list[str]:
     trained = f"{row.trained_tokens:,}" if row.trained_tokens else ""
     minutes = f"{row.train_seconds / 60:.1f}" if row.trained_tokens else ""
     name = row.name if row.same else f"{row.name} (texts differ)"
-    return [name, trained, minutes, chain, str(tau_of(row)), str(speed_of(row))]
+    return [name, trained, minutes, chain, str(tau_of(row)), str(speed_of(row)) if were_timed([row]) else ""]
 
 
 HEADINGS = ("drafter", "tokens trained", "minutes", "simulated tau", "tau [95 %]", "speed over plain [95 %]")
@@ -52,8 +54,10 @@ def table(rows: Sequence[ComparedRow]) -> str:
 
 
 def plot(rows: Sequence[ComparedRow]) -> str:
-    """Speed over plain decoding, a bar each with its interval, and a line at 1: SVG."""
-    found = [(row.name, speed_of(row)) for row in rows]
+    """Speed over plain decoding, or tokens per pass where it was not timed, a bar each with its interval, and a line at
+    1: SVG."""
+    of, title = (speed_of, "Speed over plain decoding") if were_timed(rows) else (tau_of, "Tokens per pass")
+    found = [(row.name, of(row)) for row in rows]
     most = max(1.2, *(it.high for _, it in found))
     width, height = NAME_WIDTH + BAR_WIDTH + 150, BAR_HEIGHT * len(found) + 30
 
@@ -74,7 +78,7 @@ def plot(rows: Sequence[ComparedRow]) -> str:
     bars = "".join(bar(number, name, it) for number, (name, it) in enumerate(found))
     foot = height - 8
     return (
-        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="Speed over plain decoding">{bars}'
+        f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" aria-label="{title}">{bars}'
         f'<path d="M{at(1):.1f} 0V{height - 24}" stroke="currentColor" stroke-dasharray="4 3"/>'
         f'<text x="{at(1):.1f}" y="{foot}" text-anchor="middle">plain decoding = 1</text></svg>'
     )
@@ -84,6 +88,7 @@ def write_page(plan: ComparisonPlan, rows: Sequence[ComparedRow]) -> Path:
     """Write the page into the comparison's directory. Raises InputError where that fails."""
     asked = sum(len(them) for them in rows[0].asked.values()) if rows else 0
     amount = f"{plan.hours:g} hours for all" if plan.hours is not None else f"{plan.steps} training steps each"
+    how = f"in turns with plain decoding; medians of {plan.rounds}" if plan.rounds else "not timed"
     body = "".join(
         "<tr>" + "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in line) + "</tr>"
         for tag, line in [("th", HEADINGS), *(("td", cells(row)) for row in rows)]
@@ -92,8 +97,8 @@ def write_page(plan: ComparisonPlan, rows: Sequence[ComparedRow]) -> Path:
         f'<!doctype html><html lang="en"><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>Drafters for {escape(str(plan.target))}</title><style>{COMPARISON_STYLE}</style>"
         f"<h1>Drafters for {escape(str(plan.target))}</h1><p>{escape(advice(plan, rows))}</p><div>{plot(rows)}</div>"
-        f"<p>{asked} held-out prompts, answered greedily, {plan.answer} tokens each, one request at a time, in turns "
-        f"with plain decoding; medians of {plan.rounds}. {amount}. Tau is tokens per pass of the model. Intervals are "
+        f"<p>{asked} held-out prompts, answered greedily, {plan.answer} tokens each, one request at a time, "
+        f"{how}. {amount}. Tau is tokens per pass of the model. Intervals are "
         f"a bootstrap over the prompts.</p><div><table>{body}</table></div></html>\n"
     )
     page = plan.out / PAGE_FILE
