@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
@@ -116,7 +117,7 @@ def parts_of(spec: ModelSpec, place: LoraPlace, up: Tensor) -> Sequence[Tensor]:
     """The outputs of each module of a matrix."""
     if len(place.outs) == 1:
         return [up]
-    return [up[turn::2] for turn in range(2)] if spec.family in GATES_IN_TURN else up.split(place.outs)
+    return [up[turn::2] for turn in range(2)] if spec.family in GATES_IN_TURN else torch.split(up, [*place.outs])
 
 
 def unmatched(config: Mapping[str, Any], names: Iterable[str]) -> str | None:

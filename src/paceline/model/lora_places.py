@@ -154,8 +154,8 @@ class LayerPlaces:
         yield self.place("ffn.router", (names.router,), (form.count,), hidden)
         for number in range(form.count):
             below, mine = names.expert.format(number), f"ffn.experts.{number}"
-            inner, down = [name.format(number) for name in names.expert_gate_up], names.expert_down.format(number)
-            yield self.place(f"{mine}.gate_up", inner, (form.width,) * gated, hidden, below=below)
+            opening, down = [name.format(number) for name in names.expert_gate_up], names.expert_down.format(number)
+            yield self.place(f"{mine}.gate_up", opening, (form.width,) * gated, hidden, below=below)
             yield self.place(f"{mine}.down", (down,), (hidden,), form.width, below=below)
         if form.shared:
             shared, down = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
