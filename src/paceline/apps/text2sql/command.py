@@ -127,9 +127,12 @@ def whole(paths: list[Path], folder: Path) -> Path:
     if len(tables) < len(paths):
         raise UsageError("Several --db must all be tables (CSV, Parquet, JSON); a database is given alone.")
     try:
-        return imported(tables, folder)
+        made, notes = imported(tables, folder)
     except QueryError as error:
         raise UsageError(str(error)) from error
+    for note in notes:
+        typer.echo(note, err=True)
+    return made
 
 
 def pipeline(client: AppClient, plan: SqlPlan, db: Path, describe: Path | None = None) -> SqlPipeline:
