@@ -42,7 +42,10 @@ def test_predict_with_a_scripted_server(tmp_path: Path) -> None:
         )  # fmt: skip
     assert done.exit_code == 0, done.output
     answer = json.loads(done.stdout)
-    assert answer["constraints"] == ["--interlace cannot be used with --rotate."]
+    assert answer["constraints"] == [
+        "--strict must be used with --trim.",  # the page says so itself
+        "--interlace cannot be used with --rotate.",
+    ]
     assert [c["args"] for c in answer["commands"]] == [
         ["-s", "32", "--interlace", "@@"],
         ["--rotate", "--mirror", "@@"],
