@@ -77,8 +77,8 @@ def test_predict_with_the_demo_pair(demo_url: str, tmp_path: Path) -> None:
     )
     done = CliRunner().invoke(
         app,
-        ["predict", "mini", "--man", str(page), "--url", demo_url, "--samples", "1", "--votes", "1", "--deadline", "120",
-         "--out", str(tmp_path / "out"), "--json"],
+        ["predict", "mini", "--man", str(page), "--url", demo_url, "--samples", "1", "--votes", "1",
+         "--deadline", "120", "--out", str(tmp_path / "out"), "--json"],
     )  # fmt: skip
     assert done.exit_code in (0, 1), done.output  # 1: most of what so small a model says is cut short
     answer = json.loads(done.stdout)

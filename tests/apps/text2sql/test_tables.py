@@ -116,6 +116,15 @@ def test_what_an_evaluation_has_no_use_for_is_refused(tmp_path: Path) -> None:
         assert done.exit_code == 2 and option in done.output, done.output
 
 
+def test_schemas_beside_main(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
+        connection.execute("CREATE TABLE book (id INT PRIMARY KEY); CREATE SCHEMA lending")
+        connection.execute('CREATE TABLE lending."order" (book INT, back DATE)')
+    database = open_database(tmp_path / "x.duckdb")
+    assert set(read_schema(database).tables) == {"book", "lending.order"}
+    assert 'CREATE TABLE lending."order" (\n  book INTEGER' in read_schema(database).show({})
+
+
 def test_comments_of_a_duckdb_file_are_descriptions(duck_file: Path) -> None:
     with duckdb.connect(str(duck_file)) as connection:
         connection.execute("COMMENT ON COLUMN singer.age IS 'in years'")

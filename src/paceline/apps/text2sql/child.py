@@ -73,22 +73,19 @@ def duck(path: str, sql: str, memory: int) -> Callable[[], Any]:
 def postgres(job: dict[str, Any]) -> Callable[[], Any]:
     """The query, ready to begin, in a transaction that only reads; its rows come through a cursor of the server's, so
     that no more of them are held than are wanted."""
-    import pg8000.dbapi
+    import pg8000.native
 
     told = job["server"]
-    connection = pg8000.dbapi.connect(
-        user=told["user"], password=told["password"], host=told["host"], port=told["port"] or 5432,
-        database=told["name"], timeout=CONNECT_S, ssl_context=encrypted(told["encrypted"]),
+    connection = pg8000.native.Connection(
+        told["user"], told["host"], told["name"], told["port"] or 5432, told["password"], timeout=CONNECT_S,
+        ssl_context=encrypted(told["encrypted"]),
     )  # fmt: skip
-    connection.autocommit = True
-    cursor = connection.cursor()
-    cursor.execute(f"SET statement_timeout = {int(1000 * job['seconds']) + 1}")
-    cursor.execute("BEGIN TRANSACTION READ ONLY")
-    cursor.execute("SET TRANSACTION READ ONLY")
+    connection.execute_unnamed(f"SET statement_timeout = {int(1000 * job['seconds']) + 1}")
+    connection.execute_unnamed("BEGIN TRANSACTION READ ONLY")
 
     def begin() -> Any:
-        cursor.execute(f"DECLARE paceline NO SCROLL CURSOR FOR {job['sql']}".replace("%", "%%"))
-        return Fetching(cursor, job["rows"] + 1)
+        connection.execute_unnamed(f"DECLARE paceline NO SCROLL CURSOR FOR {job['sql']}")
+        return Fetching(connection, min(AT_ONCE, job["rows"] + 1))
 
     return begin
 
@@ -96,17 +93,16 @@ def postgres(job: dict[str, Any]) -> Callable[[], Any]:
 class Fetching:
     """Rows of a cursor that a Postgres server holds."""
 
-    def __init__(self, cursor: Any, most: int) -> None:
-        self.cursor = cursor
-        cursor.execute(f"FETCH {min(AT_ONCE, most)} FROM paceline")
-        self.description, self.first = cursor.description, list(cursor.fetchall())
+    def __init__(self, connection: Any, count: int) -> None:
+        self.connection = connection
+        context = connection.execute_unnamed(f"FETCH {count} FROM paceline")
+        self.description, self.first = [(each["name"],) for each in context.columns], list(context.rows)
 
     def fetchmany(self, count: int) -> list[Any]:
         if self.first:
             rows, self.first = self.first[:count], self.first[count:]
             return rows
-        self.cursor.execute(f"FETCH {count} FROM paceline")
-        return list(self.cursor.fetchall())
+        return list(self.connection.execute_unnamed(f"FETCH {count} FROM paceline").rows)
 
 
 def mysql(job: dict[str, Any]) -> Callable[[], Any]:

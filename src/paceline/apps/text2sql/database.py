@@ -1,4 +1,4 @@
-"""SQLite and DuckDB files, and Postgres and MySQL servers, opened read-only; queries with limits of time, rows and bytes.
+"""SQLite and DuckDB files, Postgres and MySQL servers, opened read-only; queries with limits of time, rows and bytes.
 
 Four walls: the parser's check (`guard`), the connection's mode, the engine's own permission to read and nothing else
 (an authoriser, or the statement's type and a locked configuration), and a child process with limits for each query.
@@ -166,9 +166,7 @@ def server(url: str) -> Server:
     spec = find_spec(DRIVERS[dialect])
     if spec is None or spec.origin is None:
         package = DRIVERS[dialect]
-        raise QueryError(
-            "missing", f"{dialect} needs the package {package}, which is not installed: pip install {package}."
-        )
+        raise QueryError("missing", f"{dialect} needs a package that is not here: pip install {package}.")
     user = unquote(parts.username) if parts.username else getpass.getuser()
     password = unquote(parts.password) if parts.password is not None else os.environ.get("PGPASSWORD")
     name = unquote(parts.path.strip("/"))

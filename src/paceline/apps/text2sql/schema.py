@@ -50,7 +50,7 @@ class SqlSchema:
         """As CREATE TABLE statements with example values; of the columns in `keep` (full names) and all keys. Names
         and values are the database's: they are quoted, and hold no line of their own."""
         blocks = []
-        for table, columns in self.tables.items():
+        for columns in self.tables.values():
             kept = [c for c in columns if keep is None or c.full in keep or c.key or c.refers]
             if keep is not None and not any(c.full in keep for c in columns):
                 continue
@@ -89,6 +89,19 @@ def name(text: str) -> str:
     """An identifier, quoted where it must be, on one line."""
     plain = re.fullmatch(r"[A-Za-z_]\w*", text) is not None and text.lower() not in KEYWORDS
     return text if plain else '"' + flat(text).replace('"', '""') + '"'
+
+
+def requoted(sql: str, schema: "SqlSchema") -> str:
+    """The query with those tables and columns quoted whose bare names are words of SQL, as in `FROM order`."""
+    names = {column.name for column in schema.columns}
+    names |= {c.table[len(c.space) + 1 :] if c.space else c.table for c in schema.columns}
+    for text in sorted(each for each in names if schema.name(each) != each and re.fullmatch(r"\w+", each)):
+        before = r"((?:\b(?:from|join|select|distinct|on|and|where|by)\s+)|[.,(]\s*)"
+        word = rf"{re.escape(text)}\b(?!\s+by\b)(?!\s*\()"
+        made = schema.name(text).replace("\\", r"\\")
+        sql = re.sub(rf"(?i){before}{word}", rf"\1{made}", sql)
+        sql = re.sub(rf"(?i)(?<![\w\"`]){re.escape(text)}(?=\.)", made, sql)
+    return sql
 
 
 def literal(text: str) -> str:
