@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("sqlglot", reason="the extra apps is not installed")
 
-from paceline.apps.text2sql.database import QueryError, Server, SqlLimits, open_database
+from paceline.apps.text2sql.database import QueryError, SqlServer, SqlLimits, open_database
 from paceline.apps.text2sql.guard import Forbidden, check
 from paceline.apps.text2sql.retrieve import build
 from paceline.apps.text2sql.schema import Column, SqlSchema, read_schema, requoted
@@ -21,7 +21,7 @@ STARTS_S = 60.0
 def test_an_address_is_read() -> None:
     pytest.importorskip("pg8000", reason="the extra databases is not installed")
     found = open_database("postgresql://ann:p%40ss@db.example:6543/shop?sslmode=require")
-    assert isinstance(found, Server) and (found.dialect, found.host, found.port) == ("postgres", "db.example", 6543)
+    assert isinstance(found, SqlServer) and (found.dialect, found.host, found.port) == ("postgres", "db.example", 6543)
     assert (found.user, found.password, found.name, found.encrypted) == ("ann", "p@ss", "shop", True)
     assert "p@ss" not in repr(found)
 

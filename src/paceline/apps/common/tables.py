@@ -16,7 +16,7 @@ from pathlib import Path
 
 SEPARATORS = ",;\t|"
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "#n/a", "?"})
-SUMS = frozenset({"total", "totals", "sum", "grand total", "average", "mean", "summe", "gesamt", "gesamtsumme", "suma",
+TABLE_SUMS = frozenset({"total", "totals", "sum", "grand total", "average", "mean", "summe", "gesamt", "gesamtsumme", "suma",
                   "somme", "totale"})  # fmt: skip
 AROUND = re.compile(r"^[\s€$£¥%]+|(?<![\s€$£¥%])[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
 """Signs around a number, and blanks or apostrophes between its thousands. A run of them is looked at once, however long
@@ -131,7 +131,7 @@ def lines_of(count: int) -> str:
 
 def sums(row: Sequence[str]) -> bool:
     """Whether a row adds up or averages those above, as exports have it at their end."""
-    return row[0].lower().rstrip(":") in SUMS
+    return row[0].lower().rstrip(":") in TABLE_SUMS
 
 
 def decoded(path: Path) -> tuple[str, list[str]]:

@@ -1,6 +1,6 @@
 """Relations of options that a manual states in set phrases, such as "ignored unless -x is given": read without a model.
 
-Where a page says it in so many words, no sampling and no vote is needed; a model is for what is said in other words.
+Where a page says it word for word, no sampling and no vote is needed; a model is for what is said in other words.
 """
 
 import re
@@ -10,57 +10,61 @@ from itertools import combinations, product
 from .constraints import Relation
 from .manual import Manual, named, sentences
 
-ONE = r"(?:the |option |options |-?- )*['\"]?--?[A-Za-z0-9][\w-]*(?:\[?=[^\s,;)]*)?['\"]?(?: \([^)]*\))?(?: options?)?"
-SEVERAL = rf"(?P<names>{ONE}(?:(?:, and |, or |, | and | or |/){ONE})*)"
-NOT_WITH = r"(?:cannot|can not|can't|may not|must not|should not) be (?:used|combined|given|specified|mixed)"
-CONFLICTS = tuple(
+PHRASE_ONE = (
+    r"(?:the |option |options |-?- )*['\"]?--?[A-Za-z0-9][\w-]*(?:\[?=[^\s,;)]*)?['\"]?(?: \([^)]*\))?(?: options?)?"
+)
+PHRASE_SEVERAL = rf"(?P<names>{PHRASE_ONE}(?:(?:, and |, or |, | and | or |/){PHRASE_ONE})*)"
+PHRASE_NOT_WITH = r"(?:cannot|can not|can't|may not|must not|should not) be (?:used|combined|given|specified|mixed)"
+PHRASE_CONFLICTS = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
-        rf"(?:{NOT_WITH}|not allowed|not compatible|not valid)(?: together| in \w+)? with {SEVERAL}",
-        rf"(?:incompatible|mutually exclusive|conflicts?) (?:with|to) {SEVERAL}",
-        rf"overrid(?:es|den by) (?:a |any )?(?:previous |earlier )?{SEVERAL}",
-        rf"(?:ignored|no effect|ineffective|disabled) (?:when|if|with|by) {SEVERAL}",
-        rf"with {SEVERAL},? this (?:option )?has no effect",
-        rf"does not (?:take|work with) {SEVERAL}(?: into account)?",
-        rf"any use of {SEVERAL}(?: \([^)]*\))? disables",
+        rf"(?:{PHRASE_NOT_WITH}|not allowed|not compatible|not valid)(?: together| in \w+)? with {PHRASE_SEVERAL}",
+        rf"(?:incompatible|mutually exclusive|conflicts?) (?:with|to) {PHRASE_SEVERAL}",
+        rf"overrid(?:es|den by) (?:a |any )?(?:previous |earlier )?{PHRASE_SEVERAL}",
+        rf"(?:ignored|no effect|ineffective|disabled) (?:when|if|with|by) {PHRASE_SEVERAL}",
+        rf"with {PHRASE_SEVERAL},? this (?:option )?has no effect",
+        rf"does not (?:take|work with) {PHRASE_SEVERAL}(?: into account)?",
+        rf"any use of {PHRASE_SEVERAL}(?: \([^)]*\))? disables",
     )
 )
 """In an option's own text: it and those named exclude each other."""
-ONLY = (
+PHRASE_ONLY = (
     r"only (?:useful|valid|meaningful|effective|relevant|applicable|allowed|available|makes sense|works|used|applies|"
     r"has effect)"
 )
-USED_WITH = (
+PHRASE_USED_WITH = (
     r"(?:must|should|can only|may only) be (?:used|given|specified|combined) (?:together |in conjunction )?with|"
     r"used only with|only used with|only with"
 )
-SPECIFIED = r"(?:is|are) (?:in use|given|specified|used|active|set|enabled|also used)"
-NEEDS = tuple(
+PHRASE_SPECIFIED = r"(?:is|are) (?:in use|given|specified|used|active|set|enabled|also used)"
+PHRASE_NEEDS = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
-        rf"^with {SEVERAL}[,:]",
-        rf"(?:requires?|needs?|depends on|{USED_WITH}|{ONLY} (?:with|when|if|together with)) {SEVERAL}",
-        rf"(?<!either ){SEVERAL} (?:is|are) required",
-        rf"(?:ignored|no effect|effective|valid) (?:unless|without) {SEVERAL}",
-        rf"^when {SEVERAL} {SPECIFIED},",
-        rf"(?:to use|to be used|used only|only has effect) when {SEVERAL} {SPECIFIED}",
-        rf"^(?:do|immediately)\b.* with {SEVERAL}\.?$",
+        rf"^with {PHRASE_SEVERAL}[,:]",
+        rf"(?:requires?|needs?|depends on|{PHRASE_USED_WITH}|{PHRASE_ONLY} (?:with|when|if|together with)) {PHRASE_SEVERAL}",
+        rf"(?<!either ){PHRASE_SEVERAL} (?:is|are) required",
+        rf"(?:ignored|no effect|effective|valid) (?:unless|without) {PHRASE_SEVERAL}",
+        rf"^when {PHRASE_SEVERAL} {PHRASE_SPECIFIED},",
+        rf"(?:to use|to be used|used only|only has effect) when {PHRASE_SEVERAL} {PHRASE_SPECIFIED}",
+        rf"^(?:do|immediately)\b.* with {PHRASE_SEVERAL}\.?$",
     )
 )
 """In an option's own text: it has its effect only with those named."""
-UNLIKE_NEEDS = re.compile(r"\b(?:without|otherwise|not used together)\b", re.IGNORECASE)
+PHRASE_UNLIKE_NEEDS = re.compile(r"\b(?:without|otherwise|not used together)\b", re.IGNORECASE)
 """In a sentence that also says what the option does alone."""
-EXCLUSIVE = tuple(
+PHRASE_EXCLUSIVE = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
-        rf"(?:one,? and only one|only one|at most one|exactly one) of {SEVERAL}",
-        rf"{SEVERAL} (?:are|is) mutually exclusive",
-        rf"{SEVERAL} {NOT_WITH} together",
+        rf"(?:one,? and only one|only one|at most one|exactly one) of {PHRASE_SEVERAL}",
+        rf"{PHRASE_SEVERAL} (?:are|is) mutually exclusive",
+        rf"{PHRASE_SEVERAL} {PHRASE_NOT_WITH} together",
     )
 )
-IGNORES = re.compile(rf"using {SEVERAL} (?:ignores|disables|overrides) {SEVERAL.replace('names', 'others')}", re.I)
-MEMBER = re.compile(r"(--?[A-Za-z0-9][\w-]*)((?: \([^)]*\))?)")
-LONGEST_SENTENCE = 700
+PHRASE_IGNORES = re.compile(
+    rf"using {PHRASE_SEVERAL} (?:ignores|disables|overrides) {PHRASE_SEVERAL.replace('names', 'others')}", re.I
+)
+PHRASE_MEMBER = re.compile(r"(--?[A-Za-z0-9][\w-]*)((?: \([^)]*\))?)")
+PHRASE_LONGEST_SENTENCE = 700
 
 
 def stated(manual: Manual) -> tuple[Relation, ...]:
@@ -71,12 +75,12 @@ def stated(manual: Manual) -> tuple[Relation, ...]:
 
 
 def of_option(key: str, text: str, manual: Manual) -> Iterator[Relation]:
-    for sentence in (each[:LONGEST_SENTENCE] for each in sentences(text)):
-        against = {name for each in matched(CONFLICTS, sentence) for name in named(each, manual)} - {key}
+    for sentence in (each[:PHRASE_LONGEST_SENTENCE] for each in sentences(text)):
+        against = {name for each in matched(PHRASE_CONFLICTS, sentence) for name in named(each, manual)} - {key}
         yield from (Relation("conflict", tuple(sorted((key, name)))) for name in against)
-        if UNLIKE_NEEDS.search(sentence) and not re.search(r"(?:ignored|no effect) without", sentence):
+        if PHRASE_UNLIKE_NEEDS.search(sentence) and not re.search(r"(?:ignored|no effect) without", sentence):
             continue
-        for each in matched(NEEDS, sentence):
+        for each in matched(PHRASE_NEEDS, sentence):
             names = [name for name in named(each, manual) if name != key and name not in against]
             if names:
                 either = len(names) > 1 and re.search(r"\bor\b", each) is not None
@@ -84,11 +88,11 @@ def of_option(key: str, text: str, manual: Manual) -> Iterator[Relation]:
 
 
 def of_note(note: str, manual: Manual) -> Iterator[Relation]:
-    for each in matched(EXCLUSIVE, note):
-        groups = [named(" ".join(parts), manual) for parts in MEMBER.findall(each)]
+    for each in matched(PHRASE_EXCLUSIVE, note):
+        groups = [named(" ".join(parts), manual) for parts in PHRASE_MEMBER.findall(each)]
         for one, other in combinations([group for group in groups if group], 2):
             yield from pairs(one, other)
-    for found in IGNORES.finditer(note):
+    for found in PHRASE_IGNORES.finditer(note):
         yield from pairs(named(found["names"], manual), named(found["others"], manual))
 
 

@@ -28,7 +28,7 @@ def prediction(
         for r, (right, cast) in constraints.votes.items()
     ]
     stated = [{"relation": r.sentence()} for r in constraints.relations if r not in constraints.votes]
-    report.table("Stated constraints", stated, "The manual says these in so many words; the model was not asked.")
+    report.table("Stated constraints", stated, "The manual says these word for word; the model was not asked.")
     report.table(
         "Voted constraints",
         votes,

@@ -5,6 +5,7 @@ asked for each, and the fragment runs once.
 """
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -27,7 +28,7 @@ from .uses import PicoUses, allowed, called, fields_of, files_within, guess_of, 
 HOLE: TypeAdapter[Hole] = TypeAdapter(Hole)
 PICO_BOX = Path(__file__).parent / "box"
 PICO_LIMITS = AppLimits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
-ANSWERS = b"1\n" * 200
+PICO_ANSWERS = b"1\n" * 200
 """What the fragment reads of standard input, as `input()` does."""
 OWN = "own"
 """Stands in an order for the value that a predictor writes itself."""
@@ -77,7 +78,8 @@ class PicoFound:
 
     @property
     def what(self) -> str:
-        return f"{self.name} is {self.shown}" if self.kind == "import" else f"{self.kind} {self.name} made"
+        shown = re.sub(r"^<module '([\w.]+)'.*>$", r"the module \1", self.shown)
+        return f"{self.name} is {shown}" if self.kind == "import" else f"{self.kind} {self.name} made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +201,9 @@ class PicoRunner:
             "modules.py": PICO_BOX / "modules.py",
         }
         command = (sys.executable, "runtime.py")
-        outcome = await run(Job(command, files, ANSWERS, limits=self.limits, talk=talk if asks else None, collect=True))
+        outcome = await run(
+            Job(command, files, PICO_ANSWERS, limits=self.limits, talk=talk if asks else None, collect=True)
+        )
         return read(name, source, program, outcome)
 
 

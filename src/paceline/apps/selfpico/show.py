@@ -11,6 +11,7 @@ STYLE = """
 .code { font: .86rem/1.45 ui-monospace, monospace; border-collapse: collapse; }
 .code td { border: 0; padding: 0 .6rem 0 0; white-space: pre-wrap; }
 .ran { background: #2a82; } .missed { background: #d333; } .note { color: #777; font-size: .8rem; }
+.code td { overflow-wrap: anywhere; } .code td:nth-child(3) { min-width: 9rem; }
 .error { color: #c22; font-weight: 600; }
 """
 

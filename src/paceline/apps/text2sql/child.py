@@ -18,7 +18,7 @@ CELL = 1_000_000
 """Bytes of a value, at most."""
 CUT = 2_000
 """Characters of a value in a result; the rest is dropped, with a mark."""
-CONNECT_S = 10.0
+SQL_CONNECT_S = 10.0
 """Seconds for a server to answer."""
 AT_ONCE = 64
 """Rows that are fetched at once."""
@@ -77,7 +77,7 @@ def postgres(job: dict[str, Any]) -> Callable[[], Any]:
 
     told = job["server"]
     connection = pg8000.native.Connection(
-        told["user"], told["host"], told["name"], told["port"] or 5432, told["password"], timeout=CONNECT_S,
+        told["user"], told["host"], told["name"], told["port"] or 5432, told["password"], timeout=SQL_CONNECT_S,
         ssl_context=encrypted(told["encrypted"]),
     )  # fmt: skip
     connection.execute_unnamed(f"SET statement_timeout = {int(1000 * job['seconds']) + 1}")
@@ -113,7 +113,7 @@ def mysql(job: dict[str, Any]) -> Callable[[], Any]:
     told = job["server"]
     connection = pymysql.connect(
         user=told["user"], password=told["password"] or "", host=told["host"], port=told["port"] or 3306,
-        database=told["name"], connect_timeout=int(CONNECT_S), local_infile=False, charset="utf8mb4",
+        database=told["name"], connect_timeout=int(SQL_CONNECT_S), local_infile=False, charset="utf8mb4",
         ssl=encrypted(told["encrypted"]), cursorclass=pymysql.cursors.SSCursor,
     )  # fmt: skip
     cursor = connection.cursor()

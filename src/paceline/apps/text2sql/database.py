@@ -118,12 +118,12 @@ class Duck:
         return _run(self, sql, limits)
 
 
-SERVERS = {"postgres": "postgres", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
-DRIVERS = {"postgres": "pg8000", "mysql": "pymysql"}
+SQL_SERVERS = {"postgres": "postgres", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
+SQL_DRIVERS = {"postgres": "pg8000", "mysql": "pymysql"}
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class SqlServer:
     """A Postgres or MySQL database, by its address."""
 
     dialect: str
@@ -148,7 +148,7 @@ class Server:
         return _run(self, sql, limits, True).rows
 
 
-def server(url: str) -> Server:
+def server(url: str) -> SqlServer:
     """postgres://USER:PASSWORD@HOST:PORT/NAME or mysql://...; `?sslmode=require` encrypts. Raises QueryError."""
     form = "write it as postgres://USER:PASSWORD@HOST:PORT/NAME, or mysql://..."
     try:
@@ -156,22 +156,22 @@ def server(url: str) -> Server:
         port = parts.port
     except ValueError as error:
         raise QueryError("missing", f"The database's address cannot be read ({error}); {form}.") from error
-    dialect = SERVERS.get(parts.scheme.lower().partition("+")[0])
+    dialect = SQL_SERVERS.get(parts.scheme.lower().partition("+")[0])
     if dialect is None or not parts.hostname or not parts.path.strip("/"):
         raise QueryError("missing", f"The database's address names no server and database; {form}.")
     query = parse_qs(parts.query)
     if unknown := set(query) - {"sslmode", "ssl"}:
         raise QueryError("missing", f"The database's address has {min(unknown)}, which is not known; leave it out.")
     mode = [*query.get("sslmode", ()), *query.get("ssl", ()), "disable"][0]
-    spec = find_spec(DRIVERS[dialect])
+    spec = find_spec(SQL_DRIVERS[dialect])
     if spec is None or spec.origin is None:
-        package = DRIVERS[dialect]
+        package = SQL_DRIVERS[dialect]
         raise QueryError("missing", f"{dialect} needs a package that is not here: pip install {package}.")
     user = unquote(parts.username) if parts.username else getpass.getuser()
     password = unquote(parts.password) if parts.password is not None else os.environ.get("PGPASSWORD")
     name = unquote(parts.path.strip("/"))
     plain = mode in ("disable", "allow", "prefer", "false", "0")
-    return Server(dialect, parts.hostname, port, name, user, password, not plain, str(Path(spec.origin).parents[1]))
+    return SqlServer(dialect, parts.hostname, port, name, user, password, not plain, str(Path(spec.origin).parents[1]))
 
 
 def _run(database: Database, sql: str, limits: SqlLimits, own: bool = False) -> SqlResult:
@@ -180,7 +180,7 @@ def _run(database: Database, sql: str, limits: SqlLimits, own: bool = False) -> 
     job = {
         "dialect": database.dialect, "path": str(database.path.absolute()),
         "sql": sql if own else _checked(sql, database.dialect),
-        "server": asdict(database) if isinstance(database, Server) else None,
+        "server": asdict(database) if isinstance(database, SqlServer) else None,
         "rows": limits.rows, "bytes": limits.bytes, "seconds": limits.seconds, "memory": memory,
     }  # fmt: skip
     with subprocess.Popen(

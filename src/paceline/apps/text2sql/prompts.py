@@ -42,11 +42,11 @@ class UnitTests(BaseModel):
     tests: list[str] = Field(min_length=1, max_length=3)
 
 
-DIALECTS = {"sqlite": "SQLite", "duckdb": "DuckDB", "postgres": "PostgreSQL", "mysql": "MySQL"}
+SQL_DIALECTS = {"sqlite": "SQLite", "duckdb": "DuckDB", "postgres": "PostgreSQL", "mysql": "MySQL"}
 
 
 def system(dialect: str) -> str:
-    return SQL_SYSTEM.format(dialect=DIALECTS[dialect])
+    return SQL_SYSTEM.format(dialect=SQL_DIALECTS[dialect])
 
 
 def keywords(dialect: str, schema: str, question: str) -> Prompt:

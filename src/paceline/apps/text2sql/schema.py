@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.tables import TableError, read_table
-from .database import Database, QueryError, Server, Sqlite, SqlLimits
+from .database import Database, QueryError, SqlServer, Sqlite, SqlLimits
 from .keywords import KEYWORDS
 
 SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
@@ -140,7 +140,7 @@ def read_descriptions(path: Path) -> dict[str, str]:
 
 def read_schema(database: Database) -> SqlSchema:
     """Raises QueryError."""
-    if isinstance(database, Server):
+    if isinstance(database, SqlServer):
         found = _server(database)
     else:
         found = _sqlite(database) if isinstance(database, Sqlite) else _duck(database)
@@ -208,7 +208,7 @@ SERVER_KEYS = {
 }
 
 
-def _server(database: Server) -> list[Column]:
+def _server(database: SqlServer) -> list[Column]:
     rows = database.own(SERVER_COLUMNS[database.dialect], SQL_SCHEMA_WIDE)
     keys = database.own(SERVER_KEYS[database.dialect], SQL_SCHEMA_WIDE)
     usual = "public" if database.dialect == "postgres" else database.name
