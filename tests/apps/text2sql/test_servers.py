@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("sqlglot", reason="the extra apps is not installed")
 
-from paceline.apps.text2sql.database import QueryError, SqlServer, SqlLimits, open_database
+from paceline.apps.text2sql.database import QueryError, SqlLimits, SqlServer, open_database
 from paceline.apps.text2sql.guard import Forbidden, check
 from paceline.apps.text2sql.retrieve import build
 from paceline.apps.text2sql.schema import Column, SqlSchema, read_schema, requoted

@@ -16,8 +16,8 @@ from pathlib import Path
 
 SEPARATORS = ",;\t|"
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "#n/a", "?"})
-TABLE_SUMS = frozenset({"total", "totals", "sum", "grand total", "average", "mean", "summe", "gesamt", "gesamtsumme", "suma",
-                  "somme", "totale"})  # fmt: skip
+TABLE_SUMS = frozenset({"total", "totals", "sum", "grand total", "average", "mean", "summe", "gesamt", "gesamtsumme",
+                  "suma", "somme", "totale"})  # fmt: skip
 AROUND = re.compile(r"^[\s€$£¥%]+|(?<![\s€$£¥%])[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
 """Signs around a number, and blanks or apostrophes between its thousands. A run of them is looked at once, however long
 it is."""

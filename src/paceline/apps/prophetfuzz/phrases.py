@@ -41,7 +41,8 @@ PHRASE_NEEDS = tuple(
     re.compile(form, re.IGNORECASE)
     for form in (
         rf"^with {PHRASE_SEVERAL}[,:]",
-        rf"(?:requires?|needs?|depends on|{PHRASE_USED_WITH}|{PHRASE_ONLY} (?:with|when|if|together with)) {PHRASE_SEVERAL}",
+        rf"(?:requires?|needs?|depends on|{PHRASE_USED_WITH}) {PHRASE_SEVERAL}",
+        rf"{PHRASE_ONLY} (?:with|when|if|together with) {PHRASE_SEVERAL}",
         rf"(?<!either ){PHRASE_SEVERAL} (?:is|are) required",
         rf"(?:ignored|no effect|effective|valid) (?:unless|without) {PHRASE_SEVERAL}",
         rf"^when {PHRASE_SEVERAL} {PHRASE_SPECIFIED},",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.tables import TableError, read_table
-from .database import Database, QueryError, SqlServer, Sqlite, SqlLimits
+from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer
 from .keywords import KEYWORDS
 
 SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)

@@ -152,7 +152,7 @@ def time_column(table: TextTable, value: str | None) -> str | None:
     return first if value != first else None
 
 
-USUAL_VALUES = ("close", "adj close", "y", "value")
+TSCI_USUAL_VALUES = ("close", "adj close", "y", "value")
 """Headings of values, as yfinance, Prophet and many exports call them: they go before later columns."""
 
 
@@ -160,7 +160,7 @@ def value_column(table: TextTable, when: str | None) -> str:
     """A column of numbers with a usual heading, else the last one of numbers; the last one of all if there is none,
     which then is refused by its row."""
     found = number_columns(table, when)
-    usual = [name for wanted in USUAL_VALUES for name in found if name.lower() == wanted]
+    usual = [name for wanted in TSCI_USUAL_VALUES for name in found if name.lower() == wanted]
     return next(iter([*usual, *found]), next((n for n in reversed(table.header) if n != when), table.header[-1]))
 
 
