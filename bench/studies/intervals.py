@@ -23,3 +23,13 @@ def shown(values: Sequence[float], digits: int = 3) -> str:
 def paired(ours: Sequence[float], theirs: Sequence[float], digits: int = 3) -> str:
     """The mean difference, item by item, with its interval."""
     return shown([a - b for a, b in zip(ours, theirs, strict=True)], digits)
+
+
+def share(right: int, of: int) -> str:
+    """A share of counts with Wilson's 95 % interval."""
+    if not of:
+        return f"none of {of}"
+    z, p = 1.96, right / of
+    middle, half = p + z * z / (2 * of), z * ((p * (1 - p) + z * z / (4 * of)) / of) ** 0.5
+    low, high = ((middle + sign * half) / (1 + z * z / of) for sign in (-1, 1))
+    return f"{p:.3f} ({low:.3f} to {high:.3f}; {right} of {of})"

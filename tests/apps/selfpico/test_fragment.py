@@ -323,3 +323,28 @@ def test_put_in_values_are_followed(source: str, keys: set[str], lines: set[int]
     from paceline.apps.selfpico.taint import tainted
 
     assert tainted(source, 0, keys, set()) == lines
+
+
+def test_a_made_file_has_the_fields_that_are_read_and_no_error_after_it_is_sure() -> None:
+    result = ran(
+        "import csv, json\nrows = list(csv.DictReader(open('in.csv')))\n"
+        "print(rows[0]['price'], rows[0].get('city'), json.load(open('c.json'))['folder'])\nprint(rows[0]['id'] / 2)\n",
+        Ordered(Table.read(SHIPPED).order, "table"),
+    )
+    assert "1 a1 a1" in result.output and len(result.ran) == 4
+    assert [(f.line, f.error, f.sure) for f in result.findings] == [(4, "TypeError", False)]
+
+
+def test_a_made_folder_holds_a_file_of_the_ending_that_is_asked_for() -> None:
+    result = ran(
+        "for name in os.listdir('in'):\n    if name.endswith('.csv'):\n"
+        "        print(open(os.path.join('in', name)).read())\n",
+        Ordered(Table.read(SHIPPED).order, "table"),
+    )
+    assert result.share == 1 and "Ada" in result.output
+
+
+def test_standard_input_is_a_text_for_sure() -> None:
+    result = ran("age = input('Age? ')\nif age >= 18:\n    print('adult')\n", Nothing())
+    assert [(f.line, f.error, f.sure) for f in result.findings] == [(2, "TypeError", True)]
+    assert not any(f.sure for f in ran("n = int(input())\nprint([5][n])\n", Nothing()).findings)

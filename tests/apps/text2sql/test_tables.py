@@ -31,7 +31,7 @@ def files(tmp_path: Path) -> list[Path]:
 
 
 def test_files_become_tables_of_one_database(files: list[Path], tmp_path: Path) -> None:
-    database = open_database(imported(files, tmp_path))
+    database = open_database(imported(files, tmp_path)[0])
     assert set(read_schema(database).tables) == {"orders_2024", "people", "n"}
     found = database.run("SELECT city, sum(total) FROM orders_2024 GROUP BY city ORDER BY city")
     assert found.rows == (("K\u00f6ln", 4.5), ("Ulm", 4.5))
@@ -44,8 +44,18 @@ def test_decimal_commas_and_names_that_are_patterns(tmp_path: Path) -> None:
     """`a[1].csv`, as browsers call a second download, is a pattern for DuckDB that `a1.csv` fits."""
     (tmp_path / "a[1].csv").write_text("city;total\nUlm;1,5\nBonn;2,25\n")
     (tmp_path / "a1.csv").write_text("city;total\nKiel;7\n")
-    database = open_database(imported([tmp_path / "a[1].csv"], tmp_path))
+    database = open_database(imported([tmp_path / "a[1].csv"], tmp_path)[0])
     assert database.run("SELECT sum(total) FROM a_1").rows == ((3.75,),)
+
+
+def test_numbers_and_times_as_people_write_them(tmp_path: Path) -> None:
+    rows = "02.01.2024;1.234,50 \u20ac;Jan 2024\n31.01.2024;;Feb 2024\nSumme;1.234,50 \u20ac;\n"
+    (tmp_path / "a.csv").write_bytes(f"Bericht\n\nTag;Umsatz;Monat\n{rows}".encode("cp1252"))
+    made, notes = imported([tmp_path / "a.csv"], tmp_path)
+    database = open_database(made)
+    assert [column.type for column in read_schema(database).columns] == ["DATE", "DOUBLE", "DATE"]
+    assert database.run("SELECT sum(Umsatz), count(*) FROM a WHERE year(Monat) = 2024").rows == ((1234.5, 2),)
+    assert "Windows-1252" in notes[0] and "'Bericht'" in notes[2] and "'Summe'" in notes[3]
 
 
 def test_a_file_that_is_no_table_is_named(tmp_path: Path) -> None:
@@ -104,6 +114,15 @@ def test_what_an_evaluation_has_no_use_for_is_refused(tmp_path: Path) -> None:
     for option in ("--then", "--describe"):
         done = CliRunner().invoke(app, ["--evaluate", str(tmp_path / "x"), "--databases", str(tmp_path), option, "y"])
         assert done.exit_code == 2 and option in done.output, done.output
+
+
+def test_schemas_beside_main(tmp_path: Path) -> None:
+    with duckdb.connect(str(tmp_path / "x.duckdb")) as connection:
+        connection.execute("CREATE TABLE book (id INT PRIMARY KEY); CREATE SCHEMA lending")
+        connection.execute('CREATE TABLE lending."order" (book INT, back DATE)')
+    database = open_database(tmp_path / "x.duckdb")
+    assert set(read_schema(database).tables) == {"book", "lending.order"}
+    assert 'CREATE TABLE lending."order" (\n  book INTEGER' in read_schema(database).show({})
 
 
 def test_comments_of_a_duckdb_file_are_descriptions(duck_file: Path) -> None:

@@ -111,11 +111,11 @@ class Report:
 
 
 def cell(value: Any) -> str:
-    """A value in a table: floats of four significant digits, nothing for None."""
+    """A value in a table: floats of four significant digits or whole, nothing for None."""
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{value:,.0f}" if 1e4 <= abs(value) < 1e15 else f"{value:.4g}"
     if isinstance(value, Mapping):
         return ", ".join(f"{k}: {cell(v)}" for k, v in value.items())
     if isinstance(value, list | tuple | set | frozenset):

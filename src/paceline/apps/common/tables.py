@@ -16,6 +16,8 @@ from pathlib import Path
 
 SEPARATORS = ",;\t|"
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "#n/a", "?"})
+TABLE_SUMS = frozenset({"total", "totals", "sum", "grand total", "average", "mean", "summe", "gesamt", "gesamtsumme",
+                  "suma", "somme", "totale"})  # fmt: skip
 AROUND = re.compile(r"^[\s€$£¥%]+|(?<![\s€$£¥%])[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
 """Signs around a number, and blanks or apostrophes between its thousands. A run of them is looked at once, however long
 it is."""
@@ -44,6 +46,8 @@ class TextTable:
     """The line of the first row, for messages."""
     mark: str = ","
     """What parts the columns."""
+    trimmed: bool = False
+    """Whether lines above, sums below or further headings were left out."""
 
     def at(self, name: str) -> int:
         """The place of a column. Raises TableError."""
@@ -68,12 +72,15 @@ def read_table(path: Path) -> TextTable:
     if mark != ",":
         notes.append(f"{path.name}: columns are separated by {NAMES[mark]}.")
     try:
-        read = list(csv.reader(lines, delimiter=mark))
+        reader = csv.reader(lines, delimiter=mark)
+        read = [(tuple(cell.strip() for cell in row), reader.line_num) for row in reader]
     except csv.Error as error:
         raise TableError(f"{path} is no table ({error}); look for a quotation mark that nothing closes.") from error
-    rows = [tuple(cell.strip() for cell in row) for row in read if any(map(str.strip, row))]
-    if not rows:
+    read = [(row, at) for row, at in read if any(row)]
+    if not read:
         raise TableError(f"{path} holds no rows; give a CSV file with one row for each time.")
+    above = captions([row for row, _ in read])
+    rows = [row for row, _ in read[above:]]
     body, header = rows, tuple(f"column{n + 1}" for n in range(len(rows[0])))
     if titled(rows):
         header, body = rows[0], rows[1:]
@@ -84,7 +91,14 @@ def read_table(path: Path) -> TextTable:
             )
     else:
         notes.append(f"{path.name} has no header; its columns are called {', '.join(header[:3])}.")
-    wide, first = len(header), 1 + len(rows) - len(body)
+    if above:
+        said = f"the first {read[0][0][0][:40]!r}"
+        notes.append(f"{path.name}: {lines_of(above)} above the table, {said}, left out.")
+    first = read[len(read) - len(body)][1] if body else read[-1][1] + 1
+    while len(body) > 1 and sums(body[-1]) and not sums(body[-2]):
+        notes.append(f"{path.name}: the last row ({body[-1][0]!r}) is a sum and was left out.")
+        body = body[:-1]
+    wide = len(header)
     for number, row in enumerate(body, first):
         if any(row[wide:]):
             raise TableError(
@@ -92,10 +106,32 @@ def read_table(path: Path) -> TextTable:
                 "in quotation marks."
             )
     filled = tuple((row + ("",) * wide)[:wide] for row in body)
-    return TextTable(header, filled, tuple(notes), first, mark)
+    return TextTable(header, filled, tuple(notes), first, mark, above > 0 or len(body) < len(rows) - 1)
 
 
 NAMES = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
+
+
+def captions(rows: Sequence[Sequence[str]]) -> int:
+    """How many rows stand above the table's headings: those with fewer cells than most rows, or with their first one
+    alone. A row of several cells is one only where headings follow for sure."""
+    wide = [max(at for at, cell in enumerate(row, 1) if cell) for row in rows[:200]]
+    usual = max(set(wide), key=wide.count)
+    for at, row in enumerate(rows[: len(wide)]):
+        alone = row[0] and not any(row[1:]) and not value_like(row[0])
+        if usual == 1 or not (len(row) < usual or alone):
+            short = max(wide[:at], default=0)
+            return at if short < 2 or headed(rows[at:]) else 0
+    return 0
+
+
+def lines_of(count: int) -> str:
+    return "a line" if count == 1 else f"{count} lines"
+
+
+def sums(row: Sequence[str]) -> bool:
+    """Whether a row adds up or averages those above, as exports have it at their end."""
+    return row[0].lower().rstrip(":") in TABLE_SUMS
 
 
 def decoded(path: Path) -> tuple[str, list[str]]:
@@ -138,14 +174,17 @@ def separator(lines: Sequence[str]) -> str:
 
 def titled(rows: Sequence[Sequence[str]]) -> bool:
     """Whether the first row is a header: it has a text where the others have numbers or times, or no number at all."""
+    return headed(rows) is not False
+
+
+def headed(rows: Sequence[Sequence[str]]) -> bool | None:
+    """Whether the first row is a header; None where no column of numbers or times tells."""
     rest = rows[1:20]
-    if not rest:
-        return True
     for at, cell in enumerate(rows[0]):
         below = [row[at] for row in rest if at < len(row) and row[at].lower() not in MISSING]
         if below and all(value_like(each) for each in below):
             return not value_like(cell)
-    return True
+    return None
 
 
 def value_like(text: str) -> bool:

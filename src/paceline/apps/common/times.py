@@ -9,7 +9,7 @@ import re
 from calendar import monthrange
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from typing import Literal
@@ -32,6 +32,7 @@ CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
 QUARTER = re.compile(r"^(\d{4})[- ]?[Qq]([1-4])$")
 Unit = Literal["", "seconds", "days", "business days", "months"]
 DAY = 86400.0
+EPOCH_FROM, EPOCH_TO = 3652 * DAY, 47482 * DAY
 
 
 class TimeError(ValueError):
@@ -87,6 +88,9 @@ def ordered(texts: Sequence[str], place: str, named: bool = True) -> ParsedTimes
     says that it holds times; without that a column of other texts is taken as none."""
     cleaned = [text.strip() for text in texts]
     plain = tuple(range(len(cleaned)))
+    if named and (clock := since_1970(cleaned)) is not None:
+        read = ordered(clock, place)
+        return replace(read, notes=(f"{place}: the numbers were read as times since 1970, in UTC.", *read.notes))
     if all(PLAIN_NUMBER.match(text) for text in cleaned) and not dated(cleaned):
         return numbers([float(text) for text in cleaned], place, named)
     if not named and not any(known(text) for text in cleaned):
@@ -113,6 +117,16 @@ def dated(texts: Sequence[str]) -> bool:
     return all(
         len(text) == 8 and text.isdigit() and "1800" < text[:4] < "2200" and attempt("%Y%m%d")(text) for text in texts
     )
+
+
+def since_1970(texts: Sequence[str]) -> list[str] | None:
+    """Seconds or milliseconds since 1970 in ISO form, if all texts are such of the years 1980 to 2099; else None."""
+    for digits, unit in ((9, 1), (10, 1), (12, 1000), (13, 1000)):
+        if all(len(text) == digits and text.isdigit() for text in texts):
+            found = [int(text) / unit for text in texts]
+            if min(found) > EPOCH_FROM and max(found) < EPOCH_TO:
+                return [datetime.fromtimestamp(each, UTC).replace(tzinfo=None).isoformat() for each in found]
+    return None
 
 
 def numbers(values: Sequence[float], place: str, named: bool) -> ParsedTimes:

@@ -34,6 +34,7 @@ from .campaign import (
 from .combine import Risky, predict
 from .constraints import Constraints, extract
 from .manual import Manual, ManualError, find_page, read_page
+from .phrases import stated
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, help=__doc__, pretty_exceptions_enable=False)
 Samples = Annotated[int, typer.Option(min=1, max=64, help="Samples of constraints, and of combinations.")]
@@ -71,7 +72,7 @@ async def predicted(
     """Constraints, combinations, commands: the whole way from a manual to a plan."""
     began = time.monotonic()
     with AppBar("constraints", 3) as bar:
-        constraints = await extract(client, manual, samples, votes, deadline_s)
+        constraints = await extract(client, manual, samples, votes, deadline_s, stated(manual))
         bar.step("combinations")
         risky = await predict(client, manual, constraints, samples, deadline_s)
         bar.step("commands")

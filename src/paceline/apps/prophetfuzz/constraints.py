@@ -5,7 +5,7 @@ wrong way round, several times, and kept where at least half of the votes answer
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 from typing import Annotated, Literal
@@ -121,15 +121,20 @@ def subsets(names: frozenset[str]) -> list[frozenset[str]]:
     ]
 
 
-async def extract(client: AppClient, manual: Manual, samples: int, votes: int, deadline_s: float | None) -> Constraints:
-    """Relations of a manual: the union of the samples, less those that the votes reject."""
+async def extract(
+    client: AppClient, manual: Manual, samples: int, votes: int, deadline_s: float | None,
+    known: Sequence[Relation] = (),
+) -> Constraints:  # fmt: skip
+    """Relations of a manual: those that are `known` for sure, and the union of the samples, less those that the votes
+    reject."""
     prompt = Prompt(FUZZ_CONSTRAINTS_TASK, manual.text(), FUZZ_CONSTRAINTS_SYSTEM)
     settings = AppSettings(max_tokens=500, temperature=0.7, logprobs=False, deadline_s=deadline_s)
     answers = await sample(client, Json(Relations), prompt, samples, settings)
     found = sorted({r for a in answers if a.value for r in normal(a.value, manual)}, key=lambda r: (r.kind, r.of))
-    tallied = {r: await voted(client, manual, r, votes, deadline_s) for r in found}
+    sure = {r.of for r in known}
+    tallied = {r: await voted(client, manual, r, votes, deadline_s) for r in found if r.of not in sure}
     kept = tuple(r for r, (right, cast) in tallied.items() if cast and right >= math.ceil(votes * KEEP))
-    return Constraints(kept, tallied)
+    return Constraints((*known, *kept), tallied)
 
 
 def normal(said: Relations, manual: Manual) -> Iterable[Relation]:

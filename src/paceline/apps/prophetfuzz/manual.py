@@ -8,6 +8,7 @@ import gzip
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,8 +17,13 @@ FLAG = re.compile(r"^(--?[A-Za-z0-9?#@][\w.+-]*|-[A-Za-z0-9?#@])(\[?=| )?(.*)$")
 FUZZ_HEADING = re.compile(r"^[A-Z][A-Z0-9 ,/&'()-]+$")
 VALUE = re.compile(r"^[\[<{]?[\w.:,|+*/-]+[\]>}]*(\.\.\.)?$")
 BULLET = re.compile(r"^(\s*)[\u00b7\u2022\u25cf*]\s+(?=-)")
+OR_OTHER = re.compile(r"(?<=\S) {1,8}or {1,8}-(?=-?\w)")
+"""Between two spellings, `-b  or  --backup`, as patch's page has them."""
 LONGEST_PAGE = 4 << 20
 LONGEST_TEXT = 600
+LONGEST_NOTE, MOST_NOTES = 400, 20
+NO_RULES = frozenset({"NAME", "SYNOPSIS", "SEE ALSO", "EXAMPLES", "EXAMPLE", "AUTHOR", "COPYRIGHT", "REPORTING BUGS"})
+OPTION_WORD = re.compile(r"(?<![\w-])--?[A-Za-z0-9?#@][\w+-]*")
 
 
 class ManualError(Exception):
@@ -42,6 +48,8 @@ class Manual:
     description: str
     synopsis: str
     options: tuple[Option, ...]
+    notes: tuple[str, ...] = ()
+    """Sentences outside of the options' own texts that name two or more of them."""
 
     def option(self, name: str) -> Option | None:
         """The option that a text names: any spelling, with or without a value."""
@@ -51,7 +59,8 @@ class Manual:
     def text(self) -> str:
         """The options as the model reads them, one paragraph each."""
         head = f"Program {self.program}: {self.description}\nSynopsis: {self.synopsis}\n\nOptions:\n"
-        return head + "\n".join(f"{described(o)}" for o in self.options)
+        notes = "\nNotes:\n" + "\n".join(self.notes) if self.notes else ""
+        return head + "\n".join(f"{described(o)}" for o in self.options) + notes
 
 
 def described(option: Option) -> str:
@@ -106,12 +115,40 @@ def parse(text: str, program: str) -> Manual:
         if title not in ("NAME", "SYNOPSIS", "SEE ALSO", "EXAMPLES", "EXAMPLE"):
             for option in options(lines):
                 found.setdefault(option.key, option)
+    read = Manual(program, "", "", tuple(found.values()))
     return Manual(
         program,
         name.partition(" - ")[2] or name,
         " ".join(" ".join(sections.get("SYNOPSIS", [])).split())[:LONGEST_TEXT],
         tuple(found.values()),
+        notes(sections, read),
     )
+
+
+def notes(sections: Mapping[str, list[str]], manual: Manual) -> tuple[str, ...]:
+    """Sentences that name two or more options, of paragraphs that are no option's."""
+    found: dict[str, None] = {}
+    told = " ".join(o.text for o in manual.options)
+    for title, lines in sections.items():
+        if title in NO_RULES:
+            continue
+        for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
+            if FLAG.match(paragraph.strip()):
+                continue
+            for sentence in sentences(paragraph):
+                if sentence[-40:] not in told and len(named(sentence, manual)) > 1:
+                    found[sentence[:LONGEST_NOTE]] = None
+    return tuple(found)[:MOST_NOTES]
+
+
+def sentences(text: str) -> list[str]:
+    return re.split(r"(?<=[.;!?])\s+(?=[A-Z(-])", " ".join(text.split()))
+
+
+def named(text: str, manual: Manual) -> list[str]:
+    """Keys of the options that a text names, in its order."""
+    found = [o.key for word in OPTION_WORD.findall(text) if (o := manual.option(word.rstrip(".-")))]
+    return list(dict.fromkeys(found))
 
 
 def options(lines: list[str]) -> list[Option]:
@@ -119,7 +156,7 @@ def options(lines: list[str]) -> list[Option]:
     found: list[Option] = []
     heads: list[str] = []
     body: list[str] = []
-    indent = 0
+    indent, prose = 0, -1  # prose: the depth of a line just before that is no option's
 
     def close() -> None:
         if heads and (option := entry(heads, " ".join(body))) is not None:
@@ -127,9 +164,9 @@ def options(lines: list[str]) -> list[Option]:
         heads.clear()
         body.clear()
 
-    for line in (BULLET.sub(r"\1", text) for text in lines):
+    for line in (OR_OTHER.sub(" or -", BULLET.sub(r"\1", text)) for text in lines):
         bare, depth = line.strip(), len(line) - len(line.lstrip())
-        if FLAG.match(bare) and (not heads or depth <= indent):
+        if FLAG.match(bare) and (not heads or depth <= indent) and prose != depth:
             if body or depth < indent:
                 close()
             tag, *rest = re.split(r"\s{2,}(?!-)", bare, maxsplit=1)
@@ -140,6 +177,7 @@ def options(lines: list[str]) -> list[Option]:
             close()
         elif heads and bare:
             body.append(bare)
+        prose = depth if bare and not heads else -1
     close()
     return found
 

@@ -27,8 +27,12 @@ def prediction(
         {"relation": r.sentence(), "right votes": right, "votes": cast, "kept": "yes" if r in kept else ""}
         for r, (right, cast) in constraints.votes.items()
     ]
+    stated = [{"relation": r.sentence()} for r in constraints.relations if r not in constraints.votes]
+    report.table("Stated constraints", stated, "The manual says these word for word; the model was not asked.")
     report.table(
-        "Constraints", votes, "Each relation was asked about both ways; at least half must answer both rightly."
+        "Voted constraints",
+        votes,
+        "The model proposed these. Each was asked about both ways; at least half must answer both rightly.",
     )
     report.table("Combinations", [{"options": r.options, "samples": r.count} for r in risky])
     report.table("Commands", [{"command": c.text(manual.program), "problem": c.problem} for c in made.commands])

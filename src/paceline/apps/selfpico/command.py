@@ -142,24 +142,40 @@ def studied(
     if why := unavailable():
         raise UsageError(why)
     result, facts = asyncio.run(compared(asked, fragments, wanted, rounds, width))
-    page = report("What ran", result.ran[wanted[-1]], facts, result.rows()).write(out)
-    rows = result.rows()
+    rows, ran = result.rows(), result.ran[wanted[-1]]
+    study_of = len(wanted) > 1 or any(f.seeded is not None for f in fragments)
+    page = report("What ran", ran, facts, rows if study_of else ()).write(out)
     answer = {
         "predictors": rows,
         "server": facts,
         "report": str(page),
-        "fragments": [r.as_dict() for r in result.ran[wanted[-1]]],
+        "fragments": [r.as_dict() for r in ran],
     }
     lines = [
         f"{row['predictor']:<17} {row['group']:<8} {row['mean_share']:.1%} of a fragment's lines ran, "
         f"{row['to_the_end']} of {row['fragments']} to the end"
         + (f", {row['seeded_found']} of {row['seeded']} seeded type errors found" if row["seeded"] else "")
-        + (f", {row['sure_right']} of {row['sure']} sure findings at a seeded error" if row["sure"] else "")
+        + (
+            f", {row['sure_right']} of {row['sure']} sure findings at a seeded error"
+            if row["sure"] and row["seeded"]
+            else ""
+        )
         for row in rows
     ]
+    if not study_of:
+        lines += [line for each in ran for line in said_of(each)]
     if emit is not None:
-        lines.append(emitted(result.ran[wanted[-1]][0], emit))
+        lines.append(emitted(ran[0], emit))
     show(answer, json, [*lines, str(page)], facts or None)
+
+
+def said_of(ran: Ran) -> list[str]:
+    """A fragment on the terminal: its share of lines and its errors, those that are sure first."""
+    if ran.problem and not ran.lines:
+        return [f"{ran.name}: {ran.problem}"]
+    errors = [f"  line {f.line}: {f.error}: {f.message}" + (" (the fragment's own)" if f.sure else "")
+              for f in sorted(ran.findings, key=lambda f: not f.sure)]  # fmt: skip
+    return [f"{ran.name}: {len(ran.ran)} of {len(ran.lines)} lines ran", *errors]
 
 
 def emitted(ran: Ran, path: Path) -> str:

@@ -7,6 +7,7 @@ from .box.modules import content
 from .fragment import Ran
 from .instrument import FUNCTION, runnable
 from .predict import Guess
+from .uses import fields_of, files_within
 
 EMITTED_VALUES = {
     "None": "None", "Boolean": "True", "Integer": "1", "Float": "1.0", "String": "'a'", "List": "[StandIn()]",
@@ -141,8 +142,11 @@ def standalone(ran: Ran) -> str:
     lines += [*dict.fromkeys(code)]
     places = {each.name: each.kind for each in ran.found if each.kind != "import"}
     lines += [MAKE_FILES] if places else []
+    fields = fields_of(text)
     for path, made_as in places.items():
-        lines.append(f"_made({path!r})" if made_as == "folder" else f"_made({path!r}, {content(path)!r})")
+        inside = [f"{path}/{name}" for name in files_within(text)] if made_as == "folder" else [path]
+        lines += [f"_made({path!r})"] if made_as == "folder" else []
+        lines += [f"_made({each!r}, {content(each, fields)!r})" for each in inside]
     for key, guess in values.items():
         kind, _, name = key.partition(":")
         if kind == "name" and name.isidentifier():

@@ -5,6 +5,7 @@ asked for each, and the fragment runs once.
 """
 
 import json
+import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -22,13 +23,17 @@ from .instrument import FragmentError, PicoProgram, instrument, runnable
 from .predict import STOP, Guess, Hole, PicoRanker, Predictor
 from .search import PicoNeed, PicoSearch, conditions, needs
 from .taint import tainted
-from .uses import PicoUses, allowed, called, guess_of, uses_of
+from .uses import PicoUses, allowed, called, fields_of, files_within, guess_of, uses_of
 
 HOLE: TypeAdapter[Hole] = TypeAdapter(Hole)
 PICO_BOX = Path(__file__).parent / "box"
 PICO_LIMITS = AppLimits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
+PICO_ANSWERS = b"1\n" * 200
+"""What the fragment reads of standard input, as `input()` does."""
 OWN = "own"
 """Stands in an order for the value that a predictor writes itself."""
+READ_OF_STDIN = {"call:input", "attribute:stdin", "name:stdin"}
+"""What reads standard input: a text for sure, whose value is made up."""
 LACKING = frozenset({"NameError", "ImportError", "ModuleNotFoundError"})
 """Errors that say that something is not there, which is what a fragment is."""
 
@@ -73,7 +78,8 @@ class PicoFound:
 
     @property
     def what(self) -> str:
-        return f"{self.name} is {self.shown}" if self.kind == "import" else f"{self.kind} {self.name} made"
+        shown = re.sub(r"^<module '([\w.]+)'.*>$", r"the module \1", self.shown)
+        return f"{self.name} is {shown}" if self.kind == "import" else f"{self.kind} {self.name} made"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,6 +183,8 @@ class PicoRunner:
             "known": known,
             "ask": asks,
             "read": attributes_of(source),
+            "fields": fields_of(runnable(textwrap.dedent(source))[0]),
+            "within": files_within(source),
             **program.as_dict(),
         }
 
@@ -193,7 +201,9 @@ class PicoRunner:
             "modules.py": PICO_BOX / "modules.py",
         }
         command = (sys.executable, "runtime.py")
-        outcome = await run(Job(command, files, limits=self.limits, talk=talk if asks else None, collect=True))
+        outcome = await run(
+            Job(command, files, PICO_ANSWERS, limits=self.limits, talk=talk if asks else None, collect=True)
+        )
         return read(name, source, program, outcome)
 
 
@@ -235,20 +245,27 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> R
         PicoFound(e["line"], "folder" if e["folder"] else "file", e["name"]) for e in events if e["event"] == "file"
     ]
     absent = {e["line"] for e in events if e["event"] == "module"}
-    reached = (
-        tainted(runnable(textwrap.dedent(source))[0], program.shift, guessed, absent)
-        if guessed or absent
-        else frozenset()
-    )
+    made = {e["line"] for e in events if e["event"] == "file"}
+    text = runnable(textwrap.dedent(source))[0]
+    reached = tainted(text, program.shift, guessed, absent, made)
+    by_text = tainted(text, program.shift, guessed | READ_OF_STDIN, absent, made)
     findings = [
-        Finding(e["line"], e["error"], e["message"], on_line(program, e["line"], keys), True, e["line"] in reached)
+        Finding(
+            e["line"],
+            e["error"],
+            e["message"],
+            on_line(program, e["line"], keys),
+            True,
+            e["line"] in (reached if e["error"] == "TypeError" else by_text),
+        )
         for e in events
         if e["event"] == "call"
     ]
     end = next((e for e in events if e["event"] == "end"), None)
     if end is not None and end["error"] is not None:
         values = on_line(program, end["line"], keys)
-        findings.append(Finding(end["line"], end["error"], end["message"], values, False, end["line"] in reached))
+        far = reached if end["error"] == "TypeError" else by_text
+        findings.append(Finding(end["line"], end["error"], end["message"], values, False, end["line"] in far))
     problem = "" if end or outcome.status == "stopped" else f"The runtime failed: {outcome.errors[-300:]}"
     if strange:
         problem = f"{problem} {strange} lines of its report are not the runtime's and were not used.".strip()

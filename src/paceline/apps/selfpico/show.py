@@ -11,6 +11,7 @@ STYLE = """
 .code { font: .86rem/1.45 ui-monospace, monospace; border-collapse: collapse; }
 .code td { border: 0; padding: 0 .6rem 0 0; white-space: pre-wrap; }
 .ran { background: #2a82; } .missed { background: #d333; } .note { color: #777; font-size: .8rem; }
+.code td { overflow-wrap: anywhere; } .code td:nth-child(3) { min-width: 9rem; }
 .error { color: #c22; font-weight: 600; }
 """
 
@@ -24,7 +25,8 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
     if facts:
         made.answers(facts)
     if rows:
-        made.table("By predictor", rows)
+        kept = [name for name in rows[0] if any(row.get(name) is not None for row in rows)]
+        made.table("By predictor", [{name: row.get(name) for name in kept} for row in rows])
         made.figure(
             "Lines run",
             lambda axes: bars(axes, rows),
@@ -37,7 +39,7 @@ def report(title: str, ran: Sequence[Ran], facts: dict[str, Any], rows: Sequence
             "Errors found", errors, "Sure: no value that was put in reaches its line, so the error is the fragment's."
         )
     for r in ran:
-        made.markup(f"{r.name}: {r.share:.0%}", page(r), r.source)
+        made.markup(f"{r.name}: {r.share:.0%}", page(r), marked(r))
     return made
 
 
@@ -67,6 +69,13 @@ def page(ran: Ran) -> str:
     ending = ran.problem or (f"Stopped by a limit: {ran.stopped}." if ran.stopped else "")
     tried = f" It tried: {'; '.join(ran.attempts)}." if ran.attempts else ""
     return f'<table class="code">{"".join(rows)}</table><p class="note">{escape(ending + tried)}</p>'
+
+
+def marked(ran: Ran) -> str:
+    """The fragment for Markdown: + before lines that ran, - before those that did not, and what there is to say."""
+    signs = {**dict.fromkeys(ran.lines, "-"), **dict.fromkeys(ran.ran, "+")}
+    lines = [f"{signs.get(number, ' ')} {line}" for number, line in enumerate(ran.source.splitlines(), 1)]
+    return "\n".join([*lines, *([f"# {ran.problem}"] if ran.problem else [])])
 
 
 def noted(put: Put) -> str:

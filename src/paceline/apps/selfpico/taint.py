@@ -13,11 +13,14 @@ from collections.abc import Collection, Iterator
 Scope = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
-def tainted(source: str, shift: int, keys: Collection[str], modules: Collection[int]) -> frozenset[int]:
+def tainted(
+    source: str, shift: int, keys: Collection[str], modules: Collection[int], files: Collection[int] = ()
+) -> frozenset[int]:
     """Lines that read put-in values. `keys`: what was put in, as "name:x", "attribute:y" or "call:f(...)'s text";
-    `modules`: lines whose imports are of modules that are absent; `shift`: lines before the fragment in `source`."""
+    `modules`: lines whose imports are of modules that are absent; `files`: lines whose calls
+    read a file or folder that was made; `shift`: lines before the fragment in `source`."""
     tree = ast.parse(source)
-    flow = Flow(set(keys))
+    flow = Flow(set(keys), {line + shift for line in files})
     for node in ast.walk(tree):
         if isinstance(node, ast.Import | ast.ImportFrom) and node.lineno - shift in modules:
             flow.names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
@@ -29,8 +32,8 @@ def tainted(source: str, shift: int, keys: Collection[str], modules: Collection[
 class Flow:
     """Names and functions that carry put-in values; grows until nothing is added."""
 
-    def __init__(self, keys: set[str]) -> None:
-        self.keys = keys
+    def __init__(self, keys: set[str], files: set[int]) -> None:
+        self.keys, self.files = keys, files
         self.names: set[str] = set()
 
     def grown(self, tree: ast.AST) -> bool:
@@ -80,8 +83,10 @@ class Flow:
             own = {f"attribute:{node.attr}", f"name:{node.attr}"} & self.keys
             return bool(own) or f".{node.attr}" in self.names
         if isinstance(node, ast.Call):
-            return f"call:{ast.unparse(node.func)}" in self.keys or any(
-                key.startswith("call:") and plain(key[5:]) == plain(ast.unparse(node.func)) for key in self.keys
+            return (
+                node.lineno in self.files
+                or f"call:{ast.unparse(node.func)}" in self.keys
+                or any(key.startswith("call:") and plain(key[5:]) == plain(ast.unparse(node.func)) for key in self.keys)
             )
         return False
 

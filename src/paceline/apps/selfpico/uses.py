@@ -67,6 +67,35 @@ def tried(check: Callable[[Any], Any], value: Any) -> bool:
     return True
 
 
+MOST_FIELDS = 20
+
+
+def fields_of(source: str) -> list[str]:
+    """Names by which the fragment reads items, `row["total"]` or `row.get("total")`, in their order."""
+    found: dict[str, None] = {}
+    for node in ast.walk(ast.parse(source)):
+        parts: list[ast.expr] = []
+        if isinstance(node, ast.Subscript):
+            parts = [node.slice, *(node.slice.elts if isinstance(node.slice, ast.List | ast.Tuple) else ())]
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TAKE_FIELDS:
+            parts = [*node.args[:1], *(k.value for k in node.keywords if k.arg in ("by", "on", "index", "columns"))]
+            parts += [each for part in parts if isinstance(part, ast.List) for each in part.elts]
+        for part in parts:
+            if isinstance(part, ast.Constant) and isinstance(part.value, str) and FIELD.fullmatch(part.value):
+                found[part.value] = None
+    return list(found)[:MOST_FIELDS]
+
+
+def files_within(source: str) -> list[str]:
+    """Files of a made folder: one with each ending that the fragment names, else a text."""
+    endings = dict.fromkeys(re.findall(r"""["']\*?\.([a-z0-9]{1,5})["']""", source))
+    return [f"a.{ending}" for ending in list(endings)[:5]] or ["a.txt"]
+
+
+TAKE_FIELDS = frozenset({"get", "groupby", "sort_values", "set_index", "pivot_table", "merge", "pop"})
+FIELD = re.compile(r"\w[\w .-]{0,29}")
+
+
 def uses_of(source: str) -> dict[str, PicoUses]:
     """By key ("name:x", "attribute:a", "call:f"), over the whole fragment."""
     found: dict[str, PicoUses] = {}

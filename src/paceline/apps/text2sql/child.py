@@ -18,6 +18,8 @@ CELL = 1_000_000
 """Bytes of a value, at most."""
 CUT = 2_000
 """Characters of a value in a result; the rest is dropped, with a mark."""
+SQL_CONNECT_S = 10.0
+"""Seconds for a server to answer."""
 AT_ONCE = 64
 """Rows that are fetched at once."""
 READS = frozenset({sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_RECURSIVE})
@@ -68,6 +70,73 @@ def duck(path: str, sql: str, memory: int) -> Callable[[], Any]:
     return begin
 
 
+def postgres(job: dict[str, Any]) -> Callable[[], Any]:
+    """The query, ready to begin, in a transaction that only reads; its rows come through a cursor of the server's, so
+    that no more of them are held than are wanted."""
+    import pg8000.native
+
+    told = job["server"]
+    connection = pg8000.native.Connection(
+        told["user"], told["host"], told["name"], told["port"] or 5432, told["password"], timeout=SQL_CONNECT_S,
+        ssl_context=encrypted(told["encrypted"]),
+    )  # fmt: skip
+    connection.execute_unnamed(f"SET statement_timeout = {int(1000 * job['seconds']) + 1}")
+    connection.execute_unnamed("BEGIN TRANSACTION READ ONLY")
+
+    def begin() -> Any:
+        connection.execute_unnamed(f"DECLARE paceline NO SCROLL CURSOR FOR {job['sql']}")
+        return Fetching(connection, min(AT_ONCE, job["rows"] + 1))
+
+    return begin
+
+
+class Fetching:
+    """Rows of a cursor that a Postgres server holds."""
+
+    def __init__(self, connection: Any, count: int) -> None:
+        self.connection = connection
+        context = connection.execute_unnamed(f"FETCH {count} FROM paceline")
+        self.description, self.first = [(each["name"],) for each in context.columns], list(context.rows)
+
+    def fetchmany(self, count: int) -> list[Any]:
+        if self.first:
+            rows, self.first = self.first[:count], self.first[count:]
+            return rows
+        return list(self.connection.execute_unnamed(f"FETCH {count} FROM paceline").rows)
+
+
+def mysql(job: dict[str, Any]) -> Callable[[], Any]:
+    """The query, ready to begin, in a transaction that only reads; rows are not held before they are wanted."""
+    import pymysql
+    import pymysql.cursors
+
+    told = job["server"]
+    connection = pymysql.connect(
+        user=told["user"], password=told["password"] or "", host=told["host"], port=told["port"] or 3306,
+        database=told["name"], connect_timeout=int(SQL_CONNECT_S), local_infile=False, charset="utf8mb4",
+        ssl=encrypted(told["encrypted"]), cursorclass=pymysql.cursors.SSCursor,
+    )  # fmt: skip
+    cursor = connection.cursor()
+    limit = int(1000 * job["seconds"]) + 1
+    maria = "mariadb" in str(connection.server_version).lower()
+    cursor.execute(f"SET SESSION max_statement_time = {limit / 1000}" if maria else
+                   f"SET SESSION max_execution_time = {limit}")  # fmt: skip
+    cursor.execute("SET SESSION TRANSACTION READ ONLY")
+    cursor.execute("START TRANSACTION READ ONLY")
+
+    def begin() -> Any:
+        cursor.execute(job["sql"])
+        return cursor
+
+    return begin
+
+
+def encrypted(wanted: bool) -> Any:
+    import ssl
+
+    return ssl.create_default_context() if wanted else None
+
+
 def fetched(cursor: Any, rows: int, most: int) -> tuple[list[list[Any]], bool]:
     """At most `rows` rows of a table, of `most` bytes together, and whether there are more."""
     out: list[list[Any]] = []
@@ -97,6 +166,14 @@ def cell(value: Any) -> Any:
     return {"text": str(value)[:CUT]}
 
 
+def said_by(error: Exception) -> str:
+    """A server's sentence, without what the driver puts around it."""
+    first = error.args[0] if error.args else ""
+    if isinstance(first, dict) and "M" in first:
+        return str(first["M"])
+    return str(error.args[1]) if len(error.args) > 1 and isinstance(first, int) else str(error)
+
+
 def main() -> None:
     job = json.load(sys.stdin)
     memory, seconds = job["memory"], job["seconds"]
@@ -104,7 +181,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 2, int(seconds) + 3))
     try:
-        if job["dialect"] == "sqlite":
+        if job["server"] is not None:
+            sys.path.append(job["server"]["driver"])
+            begin = postgres(job) if job["dialect"] == "postgres" else mysql(job)
+        elif job["dialect"] == "sqlite":
             begin = sqlite(job["path"], job["sql"])
         else:
             begin = duck(job["path"], job["sql"], memory)
@@ -119,7 +199,7 @@ def main() -> None:
     except PermissionError as error:
         said = {"kind": "forbidden", "error": str(error)}
     except Exception as error:
-        text = str(error).strip().splitlines() or [type(error).__name__]
+        text = said_by(error).strip().splitlines() or [type(error).__name__]
         kind = "forbidden" if "not authorized" in str(error) or "prohibited" in str(error) else "error"
         kind = "memory" if "memory" in type(error).__name__.lower() else kind
         said = {"kind": kind, "error": text[0][:300]}

@@ -46,8 +46,11 @@ def text2sql(
         list[str] | None, _option("A second question that corrects or continues the first; several in their order.")
     ] = None,
     db: Annotated[
-        list[Path] | None,
-        _option("SQLite or DuckDB file, opened read-only; or CSV, Parquet or JSON files, each a table: several --db."),
+        list[str] | None,
+        _option(
+            "SQLite or DuckDB file, opened read-only; CSV, Parquet or JSON files, each a table: several --db; or "
+            "postgres://USER:PASSWORD@HOST/NAME, mysql://..."
+        ),
     ] = None,
     describe: Annotated[
         Path | None, _option("Table of descriptions: table.column in the first column, its meaning in the last.")
@@ -99,9 +102,9 @@ def text2sql(
             show(result, json, [f"{name}: {value}" for name, value in result.items()], result)
             return
         if (not db) != sample:
-            raise UsageError("Give one of --db FILE, an SQLite, DuckDB, CSV or Parquet file, and --sample.")
+            raise UsageError("Give one of --db, an SQLite, DuckDB, CSV or Parquet file or a server, and --sample.")
         with TemporaryDirectory() as folder:
-            file = whole(db or [example(Path(folder))], Path(folder))
+            file = whole(db or [str(example(Path(folder)))], Path(folder))
             if page:
                 from .page import serve
 
@@ -119,20 +122,28 @@ def text2sql(
             raise typer.Exit(1)
 
 
-def whole(paths: list[Path], folder: Path) -> Path:
+def whole(given: list[str], folder: Path) -> Path | str:
     """One database of what was given. Raises UsageError."""
+    if any("://" in each for each in given):
+        if len(given) > 1:
+            raise UsageError("A database's server is given alone; leave the other --db out.")
+        return given[0]
+    paths = [Path(each) for each in given]
     tables = [path for path in paths if is_table(path)]
     if not tables and len(paths) == 1:
         return paths[0]
     if len(tables) < len(paths):
         raise UsageError("Several --db must all be tables (CSV, Parquet, JSON); a database is given alone.")
     try:
-        return imported(tables, folder)
+        made, notes = imported(tables, folder)
     except QueryError as error:
         raise UsageError(str(error)) from error
+    for note in notes:
+        typer.echo(note, err=True)
+    return made
 
 
-def pipeline(client: AppClient, plan: SqlPlan, db: Path, describe: Path | None = None) -> SqlPipeline:
+def pipeline(client: AppClient, plan: SqlPlan, db: Path | str, describe: Path | None = None) -> SqlPipeline:
     """Raises UsageError."""
     try:
         database = open_database(db)
@@ -144,7 +155,7 @@ def pipeline(client: AppClient, plan: SqlPlan, db: Path, describe: Path | None =
 
 
 async def _answer(
-    asked: AppAsked, plan: SqlPlan, db: Path, questions: list[str], describe: Path | None
+    asked: AppAsked, plan: SqlPlan, db: Path | str, questions: list[str], describe: Path | None
 ) -> tuple[Answered, dict[str, Any]]:
     """The answer to the last of the questions, each of which continues the one before, and what all cost."""
     if not all(question.strip() for question in questions):

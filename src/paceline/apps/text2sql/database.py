@@ -1,18 +1,22 @@
-"""SQLite and DuckDB files, opened read-only; queries with limits of time, rows and bytes.
+"""SQLite and DuckDB files, Postgres and MySQL servers, opened read-only; queries with limits of time, rows and bytes.
 
 Four walls: the parser's check (`guard`), the connection's mode, the engine's own permission to read and nothing else
 (an authoriser, or the statement's type and a locked configuration), and a child process with limits for each query.
 """
 
+import getpass
 import json
+import os
 import sqlite3
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from decimal import Decimal
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Protocol
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -71,8 +75,11 @@ class Database(Protocol):
         ...
 
 
-def open_database(path: Path) -> Database:
-    """By the file's first bytes. QueryError("missing") for what is neither."""
+def open_database(given: Path | str) -> Database:
+    """A server by its address, a file by its first bytes. QueryError("missing") for what is neither."""
+    if isinstance(given, str) and "://" in given:
+        return server(given)
+    path = Path(given)
     try:
         with path.open("rb") as file:
             head = file.read(16)
@@ -111,11 +118,69 @@ class Duck:
         return _run(self, sql, limits)
 
 
-def _run(database: Database, sql: str, limits: SqlLimits) -> SqlResult:
+SQL_SERVERS = {"postgres": "postgres", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
+SQL_DRIVERS = {"postgres": "pg8000", "mysql": "pymysql"}
+
+
+@dataclass(frozen=True, slots=True)
+class SqlServer:
+    """A Postgres or MySQL database, by its address."""
+
+    dialect: str
+    host: str
+    port: int | None
+    name: str
+    user: str
+    password: str | None = field(repr=False)
+    encrypted: bool
+    driver: str
+    """The folder of the driver's package."""
+
+    @property
+    def path(self) -> Path:
+        return Path(self.name)
+
+    def run(self, sql: str, limits: SqlLimits = SqlLimits()) -> SqlResult:
+        return _run(self, sql, limits)
+
+    def own(self, sql: str, limits: SqlLimits) -> tuple[tuple[Any, ...], ...]:
+        """Rows of a statement of the application's own, which may use functions that a model's may not."""
+        return _run(self, sql, limits, True).rows
+
+
+def server(url: str) -> SqlServer:
+    """postgres://USER:PASSWORD@HOST:PORT/NAME or mysql://...; `?sslmode=require` encrypts. Raises QueryError."""
+    form = "write it as postgres://USER:PASSWORD@HOST:PORT/NAME, or mysql://..."
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError as error:
+        raise QueryError("missing", f"The database's address cannot be read ({error}); {form}.") from error
+    dialect = SQL_SERVERS.get(parts.scheme.lower().partition("+")[0])
+    if dialect is None or not parts.hostname or not parts.path.strip("/"):
+        raise QueryError("missing", f"The database's address names no server and database; {form}.")
+    query = parse_qs(parts.query)
+    if unknown := set(query) - {"sslmode", "ssl"}:
+        raise QueryError("missing", f"The database's address has {min(unknown)}, which is not known; leave it out.")
+    mode = [*query.get("sslmode", ()), *query.get("ssl", ()), "disable"][0]
+    spec = find_spec(SQL_DRIVERS[dialect])
+    if spec is None or spec.origin is None:
+        package = SQL_DRIVERS[dialect]
+        raise QueryError("missing", f"{dialect} needs a package that is not here: pip install {package}.")
+    user = unquote(parts.username) if parts.username else getpass.getuser()
+    password = unquote(parts.password) if parts.password is not None else os.environ.get("PGPASSWORD")
+    name = unquote(parts.path.strip("/"))
+    plain = mode in ("disable", "allow", "prefer", "false", "0")
+    return SqlServer(dialect, parts.hostname, port, name, user, password, not plain, str(Path(spec.origin).parents[1]))
+
+
+def _run(database: Database, sql: str, limits: SqlLimits, own: bool = False) -> SqlResult:
     """A query in a child, which is killed when its time is over, whatever native code it is in."""
     memory = limits.memory_mb << 20
     job = {
-        "dialect": database.dialect, "path": str(database.path.absolute()), "sql": _checked(sql, database.dialect),
+        "dialect": database.dialect, "path": str(database.path.absolute()),
+        "sql": sql if own else _checked(sql, database.dialect),
+        "server": asdict(database) if isinstance(database, SqlServer) else None,
         "rows": limits.rows, "bytes": limits.bytes, "seconds": limits.seconds, "memory": memory,
     }  # fmt: skip
     with subprocess.Popen(

@@ -60,7 +60,7 @@ def create(pipeline: SqlPipeline) -> FastAPI:
     return app
 
 
-async def serve(asked: AppAsked, plan: SqlPlan, db: Path, port: int, describe: Path | None = None) -> None:
+async def serve(asked: AppAsked, plan: SqlPlan, db: Path | str, port: int, describe: Path | None = None) -> None:
     """Until it is interrupted; on this machine only."""
     from .command import pipeline
 

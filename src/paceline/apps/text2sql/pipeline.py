@@ -16,6 +16,7 @@ from ..common.forms import AppText, Choice, Form, Json
 from . import prompts
 from .database import Database, QueryError, SqlLimits, SqlResult
 from .retrieve import Index, phrases
+from .schema import requoted
 
 T = TypeVar("T")
 SQL_LIMITS = SqlLimits()
@@ -223,6 +224,13 @@ class Run:
         if answer.value is None:
             return Candidate("", problem=f"The server gave no answer ({answer.problem}): {answer.detail}")
         sql = prompts.extract(answer.value)
+        first = await self.run(sql)
+        quoted = requoted(sql, self.p.index.schema)
+        if first.result is None and quoted != sql and (second := await self.run(quoted)).result is not None:
+            return second
+        return first
+
+    async def run(self, sql: str) -> Candidate:
         try:
             return Candidate(sql, await asyncio.to_thread(self.p.database.run, sql, self.p.plan.limits))
         except QueryError as error:

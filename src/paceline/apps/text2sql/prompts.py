@@ -42,8 +42,11 @@ class UnitTests(BaseModel):
     tests: list[str] = Field(min_length=1, max_length=3)
 
 
+SQL_DIALECTS = {"sqlite": "SQLite", "duckdb": "DuckDB", "postgres": "PostgreSQL", "mysql": "MySQL"}
+
+
 def system(dialect: str) -> str:
-    return SQL_SYSTEM.format(dialect="SQLite" if dialect == "sqlite" else "DuckDB")
+    return SQL_SYSTEM.format(dialect=SQL_DIALECTS[dialect])
 
 
 def keywords(dialect: str, schema: str, question: str) -> Prompt:

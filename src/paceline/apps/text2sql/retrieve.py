@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from .database import Database, QueryError, SqlLimits
-from .schema import Column, SqlSchema, name
+from .schema import Column, SqlSchema
 
 VALUES = 300
 """Distinct values a column that are indexed, at most."""
@@ -78,7 +78,7 @@ def build(database: Database, schema: SqlSchema) -> Index:
     """Reads some values of each column; a column that cannot be read has none."""
     index = Index(schema)
     for column in schema.columns:
-        at, table = name(column.name), name(column.table)
+        at, table = schema.name(column.name), schema.place(column)
         sql = f"SELECT DISTINCT {at} FROM {table} WHERE {at} IS NOT NULL LIMIT {VALUES}"
         try:
             rows = database.run(sql, SqlLimits(2.0, VALUES)).rows

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.tables import TableError, read_table
-from .database import Database, QueryError, Sqlite, SqlLimits
+from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer
 from .keywords import KEYWORDS
 
 SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
@@ -26,6 +26,8 @@ class Column:
     """(table, column) of a foreign key."""
     about: str = ""
     """Meaning of the column, in the user's words."""
+    space: str = ""
+    """The schema of a table that is not in the usual one; `table` begins with it then."""
 
     @property
     def full(self) -> str:
@@ -35,6 +37,7 @@ class Column:
 @dataclass(frozen=True, slots=True)
 class SqlSchema:
     columns: tuple[Column, ...]
+    dialect: str = "sqlite"
 
     @property
     def tables(self) -> dict[str, list[Column]]:
@@ -47,30 +50,58 @@ class SqlSchema:
         """As CREATE TABLE statements with example values; of the columns in `keep` (full names) and all keys. Names
         and values are the database's: they are quoted, and hold no line of their own."""
         blocks = []
-        for table, columns in self.tables.items():
+        for columns in self.tables.values():
             kept = [c for c in columns if keep is None or c.full in keep or c.key or c.refers]
             if keep is not None and not any(c.full in keep for c in columns):
                 continue
             lines = [self._line(column, values.get(column.full, ())) for column in kept]
-            blocks.append(f"CREATE TABLE {name(table)} (\n" + "\n".join(lines) + "\n);")
+            blocks.append(f"CREATE TABLE {self.place(columns[0])} (\n" + "\n".join(lines) + "\n);")
         return "\n".join(blocks)
 
-    @staticmethod
-    def _line(column: Column, values: Sequence[str]) -> str:
+    def name(self, text: str) -> str:
+        """An identifier in the database's dialect."""
+        if self.dialect == "postgres" and text != text.lower():
+            return '"' + flat(text).replace('"', '""') + '"'
+        quoted = name(text)
+        return "`" + flat(text).replace("`", "``") + "`" if self.dialect == "mysql" and quoted != text else quoted
+
+    def place(self, column: Column) -> str:
+        """The column's table, as a query names it."""
+        if not column.space:
+            return self.name(column.table)
+        return f"{self.name(column.space)}.{self.name(column.table[len(column.space) + 1 :])}"
+
+    def _line(self, column: Column, values: Sequence[str]) -> str:
         key = " PRIMARY KEY" if column.key else ""
-        refers = f" REFERENCES {name(column.refers[0])}({name(column.refers[1])})" if column.refers else ""
+        refers = ""
+        if column.refers:
+            to = next((self.place(c) for c in self.columns if c.table == column.refers[0]), self.name(column.refers[0]))
+            refers = f" REFERENCES {to}({self.name(column.refers[1])})"
         bare = re.match(r"(?i)int|real|num|dec|float|double|bigint|small", column.type) is not None
         listed = ", ".join(flat(v)[:SQL_SCHEMA_SHOWN] if bare else literal(v) for v in values)
         said = [flat(column.about)[:SQL_ABOUT_SHOWN]] if column.about else []
         said += [f"e.g. {listed}"] if values else []
         shown = f"  -- {'; '.join(said)}" if said else ""
-        return f"  {name(column.name)} {flat(column.type or 'TEXT')}{key}{refers},{shown}"
+        return f"  {self.name(column.name)} {flat(column.type or 'TEXT')}{key}{refers},{shown}"
 
 
 def name(text: str) -> str:
     """An identifier, quoted where it must be, on one line."""
     plain = re.fullmatch(r"[A-Za-z_]\w*", text) is not None and text.lower() not in KEYWORDS
     return text if plain else '"' + flat(text).replace('"', '""') + '"'
+
+
+def requoted(sql: str, schema: "SqlSchema") -> str:
+    """The query with those tables and columns quoted whose bare names are words of SQL, as in `FROM order`."""
+    names = {column.name for column in schema.columns}
+    names |= {c.table[len(c.space) + 1 :] if c.space else c.table for c in schema.columns}
+    for text in sorted(each for each in names if schema.name(each) != each and re.fullmatch(r"\w+", each)):
+        before = r"((?:\b(?:from|join|select|distinct|on|and|where|by)\s+)|[.,(]\s*)"
+        word = rf"{re.escape(text)}\b(?!\s+by\b)(?!\s*\()"
+        made = schema.name(text).replace("\\", r"\\")
+        sql = re.sub(rf"(?i){before}{word}", rf"\1{made}", sql)
+        sql = re.sub(rf"(?i)(?<![\w\"`]){re.escape(text)}(?=\.)", made, sql)
+    return sql
 
 
 def literal(text: str) -> str:
@@ -93,7 +124,7 @@ def described(schema: SqlSchema, about: Mapping[str, str]) -> SqlSchema:
         columns.append(replace(column, about=text) if text else column)
     if left:
         raise QueryError("missing", f"There is no column {next(iter(left))} to describe; write it as table.column.")
-    return SqlSchema(tuple(columns))
+    return SqlSchema(tuple(columns), schema.dialect)
 
 
 def read_descriptions(path: Path) -> dict[str, str]:
@@ -109,7 +140,13 @@ def read_descriptions(path: Path) -> dict[str, str]:
 
 def read_schema(database: Database) -> SqlSchema:
     """Raises QueryError."""
-    return SqlSchema(tuple(_sqlite(database) if isinstance(database, Sqlite) else _duck(database)))
+    if isinstance(database, SqlServer):
+        found = _server(database)
+    else:
+        found = _sqlite(database) if isinstance(database, Sqlite) else _duck(database)
+    if not found:
+        raise QueryError("missing", f"{database.path} holds no table that can be read.")
+    return SqlSchema(tuple(found), database.dialect)
 
 
 def _sqlite(database: Sqlite) -> list[Column]:
@@ -127,13 +164,60 @@ def _sqlite(database: Sqlite) -> list[Column]:
 
 def _duck(database: Database) -> list[Column]:
     rows = database.run(
-        "SELECT table_name, column_name, data_type, comment FROM duckdb_columns() "
-        "WHERE schema_name = 'main' AND NOT internal ORDER BY table_name, column_index", SQL_SCHEMA_WIDE,
+        "SELECT table_name, column_name, data_type, comment, schema_name FROM duckdb_columns() "
+        "WHERE NOT internal ORDER BY schema_name <> 'main', schema_name, table_name, column_index", SQL_SCHEMA_WIDE,
     ).rows  # fmt: skip
     keys = database.run(
-        "SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names "
-        "FROM duckdb_constraints()", SQL_SCHEMA_WIDE,
+        "SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names, "
+        "schema_name FROM duckdb_constraints()", SQL_SCHEMA_WIDE,
     ).rows  # fmt: skip
-    primary = {(t, c) for t, kind, names, _, _ in keys if kind == "PRIMARY KEY" for c in names}
-    foreign = {(t, c): (to, at) for t, kind, own, to, ats in keys if kind == "FOREIGN KEY" for c, at in zip(own, ats)}
-    return [Column(t, c, kind, (t, c) in primary, foreign.get((t, c)), about or "") for t, c, kind, about in rows]
+    primary = {(inside(s, t), c) for t, kind, names, _, _, s in keys if kind == "PRIMARY KEY" for c in names}
+    foreign = {
+        (inside(s, t), c): (inside(s, to), at)
+        for t, kind, own, to, ats, s in keys if kind == "FOREIGN KEY" for c, at in zip(own, ats)
+    }  # fmt: skip
+    return [
+        Column(at, c, kind, (at, c) in primary, foreign.get((at, c)), about or "", "" if s == "main" else s)
+        for t, c, kind, about, s in rows for at in [inside(s, t)]
+    ]  # fmt: skip
+
+
+def inside(space: str, table: str, usual: str = "main") -> str:
+    """A table's name, after its schema's where that is not the usual one."""
+    return table if space == usual else f"{space}.{table}"
+
+
+SERVER_COLUMNS = {
+    "postgres": "SELECT c.table_schema, c.table_name, c.column_name, c.data_type, "
+    "col_description(format('%I.%I', c.table_schema, c.table_name)::regclass::oid, c.ordinal_position::int) "
+    "FROM information_schema.columns c WHERE c.table_schema NOT IN ('information_schema', 'pg_catalog') "
+    "ORDER BY c.table_schema <> 'public', c.table_schema, c.table_name, c.ordinal_position",
+    "mysql": "SELECT table_schema, table_name, column_name, column_type, column_comment "
+    "FROM information_schema.columns WHERE table_schema = database() ORDER BY table_name, ordinal_position",
+}
+SERVER_KEYS = {
+    "postgres": "SELECT n.nspname, t.relname, a.attname, k.contype, fn.nspname, f.relname, fa.attname "
+    "FROM pg_constraint k CROSS JOIN LATERAL unnest(k.conkey) WITH ORDINALITY u(num, at) "
+    "JOIN pg_class t ON t.oid = k.conrelid JOIN pg_namespace n ON n.oid = t.relnamespace "
+    "JOIN pg_attribute a ON a.attrelid = t.oid AND a.attnum = u.num LEFT JOIN pg_class f ON f.oid = k.confrelid "
+    "LEFT JOIN pg_namespace fn ON fn.oid = f.relnamespace "
+    "LEFT JOIN pg_attribute fa ON fa.attrelid = f.oid AND fa.attnum = k.confkey[u.at] WHERE k.contype IN ('p', 'f')",
+    "mysql": "SELECT table_schema, table_name, column_name, IF(constraint_name = 'PRIMARY', 'p', 'f'), "
+    "referenced_table_schema, referenced_table_name, referenced_column_name FROM information_schema.key_column_usage "
+    "WHERE table_schema = database() AND (constraint_name = 'PRIMARY' OR referenced_table_name IS NOT NULL)",
+}
+
+
+def _server(database: SqlServer) -> list[Column]:
+    rows = database.own(SERVER_COLUMNS[database.dialect], SQL_SCHEMA_WIDE)
+    keys = database.own(SERVER_KEYS[database.dialect], SQL_SCHEMA_WIDE)
+    usual = "public" if database.dialect == "postgres" else database.name
+    primary = {(inside(s, t, usual), c) for s, t, c, kind, *_ in keys if kind == "p"}
+    foreign = {
+        (inside(s, t, usual), c): (inside(to_s, to, usual), to_c)
+        for s, t, c, kind, to_s, to, to_c in keys if kind == "f"
+    }  # fmt: skip
+    return [
+        Column(at, c, kind, (at, c) in primary, foreign.get((at, c)), about or "", "" if s == usual else s)
+        for s, t, c, kind, about in rows for at in [inside(s, t, usual)]
+    ]  # fmt: skip

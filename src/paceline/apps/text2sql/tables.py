@@ -6,11 +6,13 @@ They are read here, before any question: a query of a model's never reads a file
 import csv
 import re
 from collections.abc import Sequence
+from datetime import datetime, time
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..common.tables import TableError, decimal_comma, decoded, numbers, separator
+from ..common.tables import MISSING, TableError, TextTable, decimal_comma, decoded, numbers, read_table, separator
+from ..common.times import TimeError, known, parsed
 from .database import QueryError
 from .schema import name
 
@@ -18,6 +20,8 @@ READERS = {".csv": "read_csv", ".tsv": "read_csv", ".txt": "read_csv", ".parquet
            ".json": "read_json", ".jsonl": "read_json", ".ndjson": "read_json"}  # fmt: skip
 IMPORT_MEMORY = "1GiB"
 LOOKED_AT_ROWS = 200
+LARGEST_REWRITTEN = 64 << 20
+"""Bytes of a file that is read here before DuckDB; a larger one is left to DuckDB."""
 
 
 def is_table(path: Path) -> bool:
@@ -29,13 +33,14 @@ def kind(path: Path) -> str:
     return next((each.lower() for each in reversed(path.suffixes) if each.lower() not in (".gz", ".zst")), "")
 
 
-def imported(paths: Sequence[Path], folder: Path) -> Path:
-    """A DuckDB file with a table of each file. Raises QueryError("missing") that names the file."""
+def imported(paths: Sequence[Path], folder: Path) -> tuple[Path, list[str]]:
+    """A DuckDB file with a table of each file, and what to say. Raises QueryError("missing") that names the file."""
     import duckdb
 
     made = folder / "tables.duckdb"
     config: dict[str, Any] = {"memory_limit": IMPORT_MEMORY, "threads": "1", "autoinstall_known_extensions": "false"}
     used: dict[str, Path] = {}
+    notes: list[str] = []
     with duckdb.connect(str(made), config=config) as connection:
         for number, path in enumerate(paths):
             table = table_name(path)
@@ -45,27 +50,86 @@ def imported(paths: Sequence[Path], folder: Path) -> Path:
             try:
                 reader, source, options = READERS[kind(path)], path, ""
                 if reader == "read_csv":
-                    source, options = plain_csv(path, folder / f"{number}.csv")
+                    source, options, said = plain_csv(path, folder / f"{number}.csv")
+                    notes += said
                 connection.execute(
                     f"CREATE TABLE {name(table)} AS SELECT * FROM {reader}(?{options})", [no_pattern(source)]
                 )
             except (duckdb.Error, OSError, TableError, csv.Error) as error:
-                said = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
-                raise QueryError("missing", f"{path} cannot be read as a table: {said}") from error
-    return made
+                why = (str(error).strip() or type(error).__name__).splitlines()[0][:200]
+                raise QueryError("missing", f"{path} cannot be read as a table: {why}") from error
+    return made, notes
 
 
-def plain_csv(path: Path, copy: Path) -> tuple[Path, str]:
-    """The file, or a copy in UTF-8 where it is in another encoding: DuckDB reads that alone; and what to tell DuckDB of
-    its decimal sign. What is packed with zstd is left to DuckDB."""
+def plain_csv(path: Path, copy: Path) -> tuple[Path, str, list[str]]:
+    """The file, or a copy in UTF-8 where DuckDB would not read it as people do: another encoding, lines above the
+    table, sums below it, numbers such as 1.234,50 EUR; what to tell DuckDB of its decimal sign; and what to say. DuckDB
+    itself reads what zstd packed."""
     if path.suffix.lower() == ".zst":
-        return path, ""
+        return path, "", []
+    if path.stat().st_size <= LARGEST_REWRITTEN and (table := rewritten(path, copy)) is not None:
+        return copy, "", list(table.notes)
     text, notes = decoded(path)
     options = ", decimal_separator=','" if with_commas(text.splitlines()[:LOOKED_AT_ROWS]) else ""
     if not notes and path.read_bytes()[:2] not in (b"\xff\xfe", b"\xfe\xff"):
-        return path, options
+        return path, options, []
     copy.write_text(text, encoding="utf-8")
-    return copy, options
+    return copy, options, notes
+
+
+def rewritten(path: Path, copy: Path) -> TextTable | None:
+    """The table as a plain CSV file at `copy`; None, and nothing there, where it needs none or is too odd for it."""
+    try:
+        table = read_table(path)
+    except TableError:
+        return None
+    plain = {at: found for at, title in enumerate(table.header) if (found := peoples(table, title)) is not None}
+    if not table.trimmed and not plain:
+        return None
+    with copy.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(table.header)
+        for number, row in enumerate(table.rows):
+            writer.writerow([plain[at][number] if at in plain else cell for at, cell in enumerate(row)])
+    return table
+
+
+def peoples(table: TextTable, title: str) -> list[str] | None:
+    """A column of numbers or times in plain form, if some are written as people write them; else None."""
+    texts = table.column(title)
+    filled = [text for text in texts if text.lower() not in MISSING]
+    try:
+        if filled and all(known(text) and not text.isdigit() for text in filled[:LOOKED_AT_ROWS]):
+            return None if all(map(iso, filled)) else plain_times(texts, parsed(filled, title))
+        found = table.numbers(title)
+    except (TableError, TimeError):
+        return None
+    if None in found or not any(map(is_odd, filled)):
+        return None
+    return [repr(value) if value == value else "" for value in found]
+
+
+def plain_times(texts: Sequence[str], times: Sequence[datetime]) -> list[str]:
+    """In ISO form: days alone where no time of day is given."""
+    days, left = all(each.time() == time() for each in times), iter(times)
+    ahead = ("" if text.lower() in MISSING else next(left) for text in texts)
+    return [each if isinstance(each, str) else str(each.date() if days else each) for each in ahead]
+
+
+def iso(text: str) -> bool:
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        return False
+    return True
+
+
+def is_odd(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return True
+    return False
 
 
 def with_commas(lines: Sequence[str]) -> bool:

@@ -55,9 +55,10 @@ def invented(text: str, result: Any) -> list[str]:
 
 
 def honest(text: str, result: Any) -> tuple[str, list[str]]:
-    """The sentences without an invented number, and those left out."""
+    """The sentences without an invented number, and those left out: they repeat another or do not end, too."""
     kept: list[str] = []
     left: list[str] = []
     for sentence in SENTENCE.split(text.strip()):
-        (left if invented(sentence, result) else kept).append(sentence)
+        wrong = sentence in kept or not sentence.rstrip("\"')*_").endswith((".", "!", "?", ":"))
+        (left if wrong or invented(sentence, result) else kept).append(sentence)
     return " ".join(kept), [sentence for sentence in left if sentence]

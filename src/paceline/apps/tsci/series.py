@@ -115,8 +115,11 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
     when = time_column(table, column)
     value = column or value_column(table, when)
+    others = [name for name in reversed(number_columns(table, when)) if name != value] if column is None else []
     table, label, said = chosen(table, when, value, one, path)
     notes = [*table.notes, *said]
+    if others:
+        notes.append(f"{path.name}: column {value} is read, --column names another ({', '.join(others[:5])}).")
     values = np.array(checked_numbers(table, value, path))
     _check(values, f"{path}, column {value}")
     name = f"{path.name.split('.')[0]}.{label or value}"
@@ -149,14 +152,26 @@ def time_column(table: TextTable, value: str | None) -> str | None:
     return first if value != first else None
 
 
+TSCI_USUAL_VALUES = ("close", "adj close", "y", "value")
+"""Headings of values, as yfinance, Prophet and many exports call them: they go before later columns."""
+
+
 def value_column(table: TextTable, when: str | None) -> str:
-    """The last column of numbers; the last one if there is none, which then is refused by its row."""
-    others = [name for name in reversed(table.header) if name != when]
-    for name in others:
-        found = numbers(table.column(name)[:50], table.mark)
-        if all(each is not None for each in found) and any(each == each for each in found):
-            return name
-    return others[0] if others else table.header[-1]
+    """A column of numbers with a usual heading, else the last one of numbers; the last one of all if there is none,
+    which then is refused by its row."""
+    found = number_columns(table, when)
+    usual = [name for wanted in TSCI_USUAL_VALUES for name in found if name.lower() == wanted]
+    return next(iter([*usual, *found]), next((n for n in reversed(table.header) if n != when), table.header[-1]))
+
+
+def number_columns(table: TextTable, when: str | None) -> list[str]:
+    """The columns of numbers, the last one first."""
+    out = []
+    for name in reversed(table.header):
+        found = numbers(table.column(name)[:50], table.mark) if name != when else [None]
+        if None not in found and any(each == each for each in found):
+            out.append(name)
+    return out
 
 
 def chosen(

@@ -6,7 +6,8 @@ variable called `string` or `queue` stays a variable.
 
 import importlib
 import importlib.util
-from collections.abc import Collection
+import json
+from collections.abc import Collection, Sequence
 from typing import Any
 
 ALIASES = {"np": "numpy", "pd": "pandas", "plt": "matplotlib.pyplot", "sns": "seaborn", "tf": "tensorflow",
@@ -125,9 +126,39 @@ MADE_FILES = {
     "yaml": "name: Ada\nvalue: 1\n", "yml": "name: Ada\nvalue: 1\n", "toml": 'name = "Ada"\nvalue = 1\n',
     "py": "value = 1\n", "tsv": "id\tname\tvalue\n1\tAda\t2.5\n2\tBob\t3.5\n",
 }  # fmt: skip
+MADE_TABLES = {"csv": ",", "tsv": "\t"}
+OF_TEXT = ("name", "path", "file", "folder", "dir", "url", "host", "user", "city", "title", "text", "label", "type",
+           "category", "email", "country", "key", "token", "password", "message")  # fmt: skip
+"""Parts of names of fields that hold texts."""
+OF_TIME = ("date", "day", "time", "month")
+
+
+def field_value(name: str, number: int) -> str:
+    """The value of a field in a made file, by its name: a day, a text or a number."""
+    low = name.lower()
+    if any(part in low for part in OF_TIME):
+        return f"2024-01-0{number}"
+    return f"a{number}" if any(part in low for part in OF_TEXT) else str(number)
+
+
+def typed(text: str) -> Any:
+    return int(text) if text.isdigit() else text
+
+
 ANY_FILE = "1 2 3\n4 5 6\n7 8 9\n"
 
 
-def content(path: str) -> str:
-    """Text for a file that a fragment reads, by the ending of its name."""
+def content(path: str, fields: Sequence[str] = ()) -> str:
+    """Text for a file that a fragment reads, by the ending of its name; `fields` are names by which the fragment reads
+    items, which a table has as columns and a JSON object as keys."""
+    ending = path.rpartition(".")[2].lower()
+    if ending in MADE_TABLES:
+        mark = MADE_TABLES[ending]
+        head, *rows = (line.split(mark) for line in MADE_FILES[ending].splitlines())
+        more = [each for each in fields if each not in head]
+        rows = [row + [field_value(each, n) for each in more] for n, row in enumerate(rows, 1)]
+        return "".join(mark.join(row) + "\n" for row in [head + more, *rows])
+    if ending == "json":
+        made = json.loads(MADE_FILES[ending])
+        return json.dumps(made | {each: typed(field_value(each, 1)) for each in fields if each not in made}) + "\n"
     return MADE_FILES.get(path.rpartition(".")[2].lower(), ANY_FILE)

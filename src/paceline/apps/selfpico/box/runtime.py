@@ -55,6 +55,9 @@ class Runtime:
         self.known: dict[str, dict[str, Any]] = job["known"]
         self.read: dict[str, list[str]] = job["read"]
         """Attributes that the fragment reads of each name."""
+        self.fields: list[str] = job["fields"]
+        self.within: list[str] = job["within"]
+        """Names of files that a made folder holds."""
         self.events = PicoEvents()
         self.memo: dict[str, Any] = {}
         self.env: dict[str, Any] = {"__name__": "values", "Dummy": Dummy}
@@ -133,7 +136,10 @@ class Runtime:
             os.makedirs(path if folder else os.path.dirname(path) or ".", exist_ok=True)
             if not folder and not os.path.exists(path):
                 with open(path, "w", encoding="utf-8") as file:
-                    file.write(content(path))
+                    file.write(content(path, self.fields))
+            for name in self.within if folder else ():
+                with open(os.path.join(path, name), "w", encoding="utf-8") as file:
+                    file.write(content(name, self.fields))
         except OSError:
             return False
         self.events.write("file", name=path[:300], line=where["line"], folder=folder)
