@@ -17,7 +17,18 @@ from paceline.engine.options import Options
 from paceline.engine.pair import DEMO
 from paceline.plan import DrafterFacts
 from paceline.plan.allocate import MARGIN
-from paceline.plan.budget import USUAL_TEXT, BudgetPlanner, SpeedModel, halved, shapes, times_by_size
+from paceline.plan.budget import (
+    USUAL_TEXT,
+    BudgetPlan,
+    BudgetPlanner,
+    LoadSpeed,
+    SpeedModel,
+    first,
+    halved,
+    shapes,
+    times_by_size,
+)
+from paceline.plan.choose import KEEPS
 from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 from tests.plan.test_memory import arithmetic, stated
 from tests.plan.test_planner import planner as row_planner
@@ -173,6 +184,19 @@ def test_a_draft_model_is_left_out_with_a_warning(
     with pytest.raises(RefusalError, match="draft"):
         llm.generate([[5, 6]], SamplingParams(temperature=0, max_tokens=4, drafter="model"), progress=False)
     assert set(planner_of(Options(memory=budget, drafter="model"), *PAIR).models) == {True}
+
+
+@pytest.mark.parametrize(
+    ("with_draft", "margin", "kept"), [(0.98, MARGIN, False), (0.98, KEEPS, True), (0.9, KEEPS, False)]
+)
+def test_a_guess_that_is_close_keeps_the_draft_model(with_draft: float, margin: float, kept: bool) -> None:
+    """What is left out is never measured, so later starts could not put it right."""
+    plans = [
+        BudgetPlan(BudgetShape(64, 16, 8, 4), draft, 1024, (LoadSpeed(1, tokens, "none", 0),))
+        for draft, tokens in ((False, 100.0), (True, 100.0 * with_draft), (True, 50.0))
+    ]
+    plan = first(plans, 512, margin)
+    assert plan.draft == kept and plan.score > 60
 
 
 def test_what_was_measured_and_learned_decides(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,6 +56,7 @@ def planner_of(options: Options, path: Path, draft: Path | None = None, kind: st
     if draft is not None:
         have |= {kind, *kinds(draft), *([f"{DRAFT}:program"] if kind == DRAFT else [])}
     times, facts = calibrate.kept(prices(options)), drafters(options, name, have)
+    guessed = times is None
     if times is None:
         spec = read_config(path, options.max_model_len)
         row = packing_of(path, spec, options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype).row
@@ -66,7 +67,7 @@ def planner_of(options: Options, path: Path, draft: Path | None = None, kind: st
         facts = {arm: it for arm, it in facts.items() if arm in times.drafts}
     speeds = SpeedModel(times, facts, learned.recall(options), EngineConfig.patience_of(options))
     named = 0 if name in ("auto", "none") else max((it.nodes for it in facts.values()), default=0)
-    return BudgetPlanner(models, speeds, options.overlap != "none", named)
+    return BudgetPlanner(models, speeds, options.overlap != "none", named, guessed)
 
 
 def drafters(options: Options, name: str, have: set[str]) -> dict[str, DrafterFacts]:

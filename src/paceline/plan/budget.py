@@ -19,7 +19,7 @@ from paceline.core.plan import Work
 from paceline.core.request import Request
 from paceline.plan import NONE, DrafterFacts
 from paceline.plan.allocate import MARGIN
-from paceline.plan.choose import Goodput
+from paceline.plan.choose import KEEPS, Goodput
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import chains
 from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
@@ -154,12 +154,15 @@ class SpeedModel:
 class BudgetPlanner:
     """Planner of a byte budget. `models` {whether the draft model is kept: its arithmetic}: both where that is open.
     `whole`: whether as many rows are reserved for drafts as a pass has, whatever is chosen. `named`: nodes of a
-    request of the drafter that the user names, which drafts for a few requests at once wherever there is room; or 0."""
+    request of the drafter that the user names, which drafts for a few requests at once wherever there is room; or 0.
+    `guessed`: whether step times were never measured here. A draft model that was given is then left out only where it
+    is predicted to cost much: what is left out is never measured."""
 
     models: Mapping[bool, MemoryModel]
     speeds: SpeedModel
     whole: bool = False
     named: int = 0
+    guessed: bool = False
 
     def least(self, blocks: int | None = None) -> int:
         """The smallest budget that does."""
@@ -180,7 +183,7 @@ class BudgetPlanner:
         obedient = [
             it for it in plans if it.shape.drafted >= min(most, self.named * min(it.shape.requests, OBEYED_REQUESTS))
         ]
-        plan = first(obedient, usual)
+        plan = first(obedient, usual, KEEPS if self.guessed else MARGIN)
         others = [other for other in plans if other.kind != plan.kind]
         return BudgetChoice(plan, first(others, usual) if others else None)
 
@@ -209,12 +212,14 @@ class BudgetPlanner:
                     yield BudgetPlan(shape, draft, slots, tuple(map(speed, loads)))
 
 
-def first(plans: Sequence[BudgetPlan], usual: int) -> BudgetPlan:
-    """The best: one that holds a text of `usual` tokens, of most throughput; of those within `MARGIN` of it, the one
-    that leaves most open."""
+def first(plans: Sequence[BudgetPlan], usual: int, margin: float = MARGIN) -> BudgetPlan:
+    """The best: one that holds a text of `usual` tokens, of most throughput; of those within `margin` of it, one with
+    the draft model, or else of those within `MARGIN`; and of these the one that leaves most open."""
     held = max(min(plan.slots, usual) for plan in plans)
     plans = [plan for plan in plans if min(plan.slots, usual) == held]
     most = max(plan.score for plan in plans)
+    if kept := [plan for plan in plans if plan.draft and plan.score * margin >= most]:
+        plans, most = kept, max(plan.score for plan in kept)
     near = [plan for plan in plans if plan.score * MARGIN >= most]
     most_open = attrgetter("draft", "shape.requests", "shape.rows", "slots", "shape.drafted")
     return max(near, key=most_open)
