@@ -212,3 +212,20 @@ def test_what_was_measured_and_learned_decides(tmp_path: Path, monkeypatch: pyte
     words = " ".join(words_of(chosen(options, *PAIR), options, PAIR[1]))
     assert "tokens/s for 1" in words and "not measured" not in words
     assert planner_of(options, *PAIR).speeds.times.measured and not before.speeds.times.measured
+
+
+def test_a_table_from_a_start_without_the_draft_model_does_not_leave_it_out_for_good(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its drafters were not timed there: they are priced by its size."""
+    monkeypatch.setenv("PACELINE_CACHE", str(tmp_path))
+    options = Options(memory="100M")
+    before = planner_of(options, *PAIR)
+    alone = {name: it for name, it in before.speeds.facts.items() if it.group is None}
+    times = times_by_size(10**8, 10**7, alone, 0.02)
+    times.fit_target([])
+    times.measured = True
+    calibrate.keep(prices(options), times)
+    after = planner_of(options, *PAIR)
+    assert after.guessed and after.speeds.facts.keys() == before.speeds.facts.keys() > alone.keys()
+    assert after.speeds.times.of_level(["model"]) > 0 and chosen(options, *PAIR).plan.draft

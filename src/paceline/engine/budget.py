@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from paceline.core.component import DRAFT, TARGET
 from paceline.core.errors import InputError
+from paceline.core.plan import Work
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
 from paceline.draft.companion import kinds, weight_bytes
@@ -25,7 +26,7 @@ from paceline.model.footprint import Footprint
 from paceline.model.linear import unfused
 from paceline.model.load import measure, packing_of
 from paceline.plan import DrafterFacts
-from paceline.plan.budget import BudgetChoice, BudgetPlanner, SpeedModel, times_by_size
+from paceline.plan.budget import BudgetChoice, BudgetPlanner, SpeedModel, price_by_size, times_by_size
 from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 from paceline.verify import VERIFIERS
 
@@ -57,14 +58,18 @@ def planner_of(options: Options, path: Path, draft: Path | None = None, kind: st
         have |= {kind, *kinds(draft), *([f"{DRAFT}:program"] if kind == DRAFT else [])}
     times, facts = calibrate.kept(prices(options)), drafters(options, name, have)
     guessed = times is None
+    small = next((it.draft.weights for it in models.values() if it.draft is not None), 0)
+    weights = next(iter(models.values())).target.weights
     if times is None:
         spec = read_config(path, options.max_model_len)
         row = packing_of(path, spec, options.dtype, options.quantize, options.device, kv_dtype=options.kv_dtype).row
-        small = next((it.draft.weights for it in models.values() if it.draft is not None), 0)
-        weights = next(iter(models.values())).target.weights
         times = times_by_size(weights, small, facts, row or PRIOR_ROW)
-    else:  # the others were not timed here: nothing can be said of them
-        facts = {arm: it for arm, it in facts.items() if arm in times.drafts}
+    else:
+        level = times.of_target(Work(1, 1, 0, 0, 1)) * small / weights
+        for arm in [arm for arm, it in facts.items() if it.group is not None and arm not in times.drafts]:
+            price_by_size(times, arm, facts[arm], level)  # an earlier start left its model out, so it was not timed
+            guessed = True
+        facts = {arm: it for arm, it in facts.items() if arm in times.drafts}  # of others nothing can be said
     speeds = SpeedModel(times, facts, learned.recall(options), EngineConfig.patience_of(options))
     named = 0 if name in ("auto", "none") else max((it.nodes for it in facts.values()), default=0)
     return BudgetPlanner(models, speeds, options.overlap != "none", named, guessed)

@@ -249,10 +249,14 @@ def times_by_size(target: int, draft: int, facts: Mapping[str, DrafterFacts], ro
         if isinstance(knot, int):
             times.target.weights[knot] = one * (1.0 + row * (knot - 1))
     for name, it in facts.items():
-        level = draft / BYTES_PER_S if it.group is not None else 0.0
-        terms = times.drafter(name).weights
-        terms["depth"], terms["nodes"] = (level, 1e-6) if it.chain else (0.0, max(1e-6, level / 2))
+        price_by_size(times, name, it, draft / BYTES_PER_S if it.group is not None else 0.0)
     return times
+
+
+def price_by_size(times: StepTimes, name: str, facts: DrafterFacts, level: float) -> None:
+    """Price of a drafter that was never timed: `level` seconds for a pass of its model."""
+    terms = times.drafter(name).weights
+    terms["depth"], terms["nodes"] = (level, 1e-6) if facts.chain else (0.0, max(1e-6, level / 2))
 
 
 BYTES_PER_S = 1e10
