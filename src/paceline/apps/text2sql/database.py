@@ -166,7 +166,7 @@ def server(url: str) -> SqlServer:
     spec = find_spec(SQL_DRIVERS[dialect])
     if spec is None or spec.origin is None:
         package = SQL_DRIVERS[dialect]
-        raise QueryError("missing", f"{dialect} needs a package that is not here: pip install {package}.")
+        raise QueryError("missing", f"{dialect} needs the package {package}: pip install 'paceline[databases]'.")
     user = unquote(parts.username) if parts.username else getpass.getuser()
     password = unquote(parts.password) if parts.password is not None else os.environ.get("PGPASSWORD")
     name = unquote(parts.path.strip("/"))

@@ -1,7 +1,6 @@
 """A process that holds layers of a model and of its fine-tunes, with the keys and values of texts there."""
 
 import os
-import time
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -40,10 +39,8 @@ STAND_IN_ROWS = 64
 class LayerHost:
     """Holds layers by number and digest. A text is in it for those of its chain's layers that are here."""
 
-    def __init__(self, threads: int, hop_s: float = 0.0) -> None:
-        """`hop_s`: seconds by which each answer is late, as over a slow way."""
+    def __init__(self, threads: int) -> None:
         torch.set_num_threads(threads)
-        self.hop_s = hop_s
         self.held: dict[Version, Block] = {}
         self.numbers: list[int] = []
         """Layers of the model of which some version is here, ascending: their places in the pool."""
@@ -104,8 +101,6 @@ class LayerHost:
                 Program(first, first + len(stretch), head=False), hidden, tuple(mine.values()),
             ))  # fmt: skip
         assert out.leave is not None
-        if self.hop_s:
-            time.sleep(self.hop_s)
         return raw(out.leave), {**tapped, **{tap: raw(out.taps[it]) for tap, it in mine.items()}}
 
     def move(self, source: list[int], target: list[int]) -> None:

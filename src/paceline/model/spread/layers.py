@@ -41,8 +41,6 @@ LAYER_SILENCE_S = 120.0
 """How long a pass waits for a process that is alive and does not answer."""
 LAYER_START_S = 900.0
 """How long a process may load."""
-LAYER_HOP_S = 0.0
-"""Seconds by which answers of these processes are late: for studies of slow ways."""
 LAYER_SLACK = 1.25
 """What a process may hold and do, as a multiple of its fair share, until nothing fits."""
 COUNTS_LAYOUT = 1
@@ -176,7 +174,7 @@ class LayerGroup:
         self.ray = begin_ray("layer_processes")
         threads = max(1, torch.get_num_threads())
         remote = self.ray.remote(LayerHost).options(num_cpus=0, max_restarts=0, max_task_retries=0)
-        self.actors = [remote.remote(threads, LAYER_HOP_S) for _ in range(count)]
+        self.actors = [remote.remote(threads) for _ in range(count)]
         self.kept: dict[Layers, int] = {}
         self.counts_at: Path | None = None
         """File to which counts are added in the end, and what it has."""
