@@ -202,6 +202,8 @@ class BesideMixture:
 
 def routes(form: Experts, scores: Tensor, correction: Tensor | None) -> tuple[Tensor, Tensor]:
     """Weights and numbers [T, active] of the experts that each row with these router scores [T, count] uses."""
+    if form.score == "sparse":
+        return sparse_routes(form, scores)
     shares = scores.softmax(-1) if form.score == "softmax" else scores.sigmoid()
     worth = shares if correction is None else shares + correction
     if form.groups > 1:
@@ -214,6 +216,18 @@ def routes(form: Experts, scores: Tensor, correction: Tensor | None) -> tuple[Te
     if form.normed:
         weights = weights / (weights.sum(-1, keepdim=True) + form.floor)
     return weights if form.scale == 1 else weights * form.scale, chosen
+
+
+def sparse_routes(form: Experts, scores: Tensor) -> tuple[Tensor, Tensor]:
+    """As `routes`: the best expert with its share among those near it, then the best of the others, and so on."""
+    left, found = scores, []
+    for _ in range(form.active):
+        best, number = left.max(-1, keepdim=True)
+        far = (best - scores) / torch.maximum(scores.abs(), best) > form.near
+        found.append((left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, number), number))
+        left = left.scatter(-1, number, -torch.inf)
+    weights, chosen = (torch.cat(parts, -1) for parts in zip(*found))
+    return weights, chosen
 
 
 @dataclass(slots=True)

@@ -163,11 +163,32 @@ TEXT_PREFIXES = (
     ("model.language_model.", "model."),
     ("language_model.model.", "model."),
     ("language_model.lm_head", "lm_head"),
+    ("model.text_model.", "model."),
+    ("text_model.", "model."),
 )
 """How the text's tensors begin in checkpoints that read pictures, too, and in those that do not."""
 PICTURES = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|embed_vision|audio_tower|embed_audio)\."
+    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|embed_vision|audio_tower|embed_audio|connector"
+    r"|mm_projector|vision_embedder|image_newline$)(\.|$)"
 )
+RENAMED = {
+    "exaone": tuple(
+        (re.compile(theirs), ours)
+        for theirs, ours in (
+            (r"^transformer\.wte\.", "model.embed_tokens."),
+            (r"^transformer\.h\.", "model.layers."),
+            (r"^transformer\.ln_f\.", "model.norm."),
+            (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
+            (r"\.attn\.attention\.", ".self_attn."),
+            (r"\.ln_1\.", ".input_layernorm."),
+            (r"\.ln_2\.", ".post_attention_layernorm."),
+            (r"\.mlp\.c_fc_0\.", ".mlp.gate_proj."),
+            (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
+            (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
+        )
+    )
+}
+"""Names of tensors, by model type, in checkpoints as their authors publish them, and of the same ones elsewhere."""
 
 
 def of_stack(name: str) -> tuple[str, int | None]:
@@ -181,6 +202,13 @@ def of_text(name: str) -> str | None:
     if PICTURES.match(name):
         return None
     return next((ours + name.removeprefix(theirs) for theirs, ours in TEXT_PREFIXES if name.startswith(theirs)), name)
+
+
+def renamed(name: str, kind: str) -> str:
+    """A tensor's name as transformers has it."""
+    for theirs, ours in RENAMED.get(kind, ()):
+        name = theirs.sub(ours, name)
+    return name
 
 
 def of_further(name: str, config: Mapping[str, Any]) -> bool:
@@ -223,9 +251,9 @@ class Tensors:
         self.stored_as: dict[str, str] = {}
         """Names in the files, of tensors that have another one here."""
         self.place: dict[str, str] = {}
-        pictures = text_config(config) is not config
+        pictures, kind = text_config(config) is not config, str(config.get("model_type"))
         for file, known, theirs in self.names():
-            name = of_text(known) if pictures else known
+            name = of_text(known) if pictures else renamed(known, kind)
             if name is None or of_further(name, text_config(config)):
                 continue
             if name != theirs:

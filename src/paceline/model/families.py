@@ -31,6 +31,37 @@ GEMMA2 = Family(
     window="sliding_window",
     layer_types=True,
 )
+GEMMA4 = replace(
+    GEMMA2,
+    architecture="Gemma4UnifiedForConditionalGeneration",
+    norm_offset=0.0,
+    attention_scale="",
+    attention_softcap="",
+    qk_norm=True,
+    varied=True,
+)
+GRANITE = Family(
+    "GraniteForCausalLM",
+    qkv_bias="attention_bias",
+    out_bias="attention_bias",
+    mlp_bias="mlp_bias",
+    embedding_scale="embedding_multiplier",
+    residual_scale="residual_multiplier",
+    score_scale="attention_multiplier",
+    logit_scale="logits_scaling",
+    divided=True,
+)
+GLM4 = Family(
+    "Glm4ForCausalLM",
+    names=Names(
+        gate_up=("mlp.gate_up_proj",),
+        attention_post_norm="post_self_attn_layernorm",
+        ffn_post_norm="post_mlp_layernorm",
+    ),
+    qkv_bias="attention_bias",
+    interleaved=True,
+)
+QWEN2 = Family("Qwen2ForCausalLM", qkv_bias=True, window="sliding_window", layer_types=True)
 POST_NAMES = Names(
     attention_norm="",
     attention_post_norm="post_attention_layernorm",
@@ -55,14 +86,17 @@ COHERE = Family(
     layer_norm=True,
     parallel=True,
     logit_scale="logit_scale",
-    refused=("use_qk_norm",),
+    qk_norm="use_qk_norm",
 )
 DENSE_FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "iquestcoder": replace(LLAMA, architecture="IQuestCoderForCausalLM"),
     "internlm3": replace(LLAMA, architecture="InternLM3ForCausalLM"),
     "mistral": Family("MistralForCausalLM", window="sliding_window"),
-    "qwen2": Family("Qwen2ForCausalLM", qkv_bias=True, window="sliding_window", layer_types=True),
+    "exaone": replace(LLAMA, architecture="ExaoneForCausalLM"),
+    "qwen2": QWEN2,
+    "qwen2_vl_text": replace(QWEN2, architecture="Qwen2VLForConditionalGeneration"),
+    "qwen2_5_vl_text": replace(QWEN2, architecture="Qwen2_5_VLForConditionalGeneration"),
     "qwen3": Family(
         "Qwen3ForCausalLM",
         qkv_bias="attention_bias",
@@ -82,8 +116,13 @@ DENSE_FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA2,
     # Gemma 3 replaced the soft-cap of the scores by q/k norms; transformers ignores the field that remains.
     "gemma3_text": replace(GEMMA2, architecture="Gemma3ForCausalLM", qk_norm=True, attention_softcap=""),
-    "gemma4_text": Family(
-        "Gemma4ForCausalLM",
+    "vaultgemma": replace(
+        GEMMA2, architecture="VaultGemmaForCausalLM", names=Names(ffn_norm="pre_feedforward_layernorm")
+    ),
+    "gemma4_unified_text": GEMMA4,
+    "gemma4_text": replace(
+        GEMMA4,
+        architecture="Gemma4ForCausalLM",
         names=replace(
             GEMMA_NAMES,
             router="router.proj",
@@ -91,15 +130,6 @@ DENSE_FAMILIES: dict[str, Family] = {
             expert_gate_up=("gate_up_proj#{}",),
             expert_down="down_proj#{}",
         ),
-        activation="hidden_activation",
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        qk_norm=True,
-        embedding_scaled=True,
-        logit_softcap="final_logit_softcapping",
-        window="sliding_window",
-        layer_types=True,
-        varied=True,
         experts=Mixed(active="top_k_experts", normed=True, enabled="enable_moe_block"),
     ),
     "gemma": Family(
@@ -132,26 +162,24 @@ DENSE_FAMILIES: dict[str, Family] = {
     "glm": Family(
         "GlmForCausalLM", names=Names(gate_up=("mlp.gate_up_proj",)), qkv_bias="attention_bias", interleaved=True
     ),
-    "glm4": Family(
-        "Glm4ForCausalLM",
-        names=Names(
-            gate_up=("mlp.gate_up_proj",),
-            attention_post_norm="post_self_attn_layernorm",
-            ffn_post_norm="post_mlp_layernorm",
-        ),
-        qkv_bias="attention_bias",
-        interleaved=True,
+    "glm4": GLM4,
+    "glm4v_text": replace(GLM4, architecture="Glm4vForConditionalGeneration", qkv_bias=True),
+    "granite": GRANITE,
+    "granite_swa": replace(
+        GRANITE,
+        architecture="GraniteSWAForCausalLM",
+        window="sliding_window",
+        layer_types=True,
+        unrotated="layer_rope_theta",
+        by_theta="layer_rope_theta",
+        sinks=True,
     ),
-    "granite": Family(
-        "GraniteForCausalLM",
-        qkv_bias="attention_bias",
-        out_bias="attention_bias",
-        mlp_bias="mlp_bias",
-        embedding_scale="embedding_multiplier",
-        residual_scale="residual_multiplier",
-        score_scale="attention_multiplier",
-        logit_scale="logits_scaling",
-        divided=True,
+    "hyperclovax": replace(
+        GRANITE,
+        architecture="HyperCLOVAXForCausalLM",
+        names=Names(attention_post_norm="post_norm1", ffn_post_norm="post_norm2"),
+        divided=False,
+        only={"use_post_norm": True},
     ),
     "olmo2": OLMO2,
     "olmo3": replace(OLMO2, architecture="Olmo3ForCausalLM", window="sliding_window", layer_types=True),
@@ -169,8 +197,8 @@ DENSE_FAMILIES: dict[str, Family] = {
         architecture="Cohere2ForCausalLM",
         window="sliding_window",
         layer_types=True,
-        unrotated="full_attention",
-        refused=(),
+        unrotated="no window",
+        qk_norm=False,
     ),
     "starcoder2": Family(
         "Starcoder2ForCausalLM",
@@ -197,11 +225,13 @@ DENSE_FAMILIES: dict[str, Family] = {
     ),
     "stablelm": Family(
         "StableLmForCausalLM",
+        names=Names(q_norm="self_attn.q_layernorm.norms.{}", k_norm="self_attn.k_layernorm.norms.{}"),
         qkv_bias="use_qkv_bias",
+        qk_norm="qk_layernorm",
+        parallel="use_parallel_residual",
         norm_eps="layer_norm_eps",
         layer_norm=True,
         norm_bias=True,
-        refused=("qk_layernorm", "use_parallel_residual"),
     ),
     "nemotron": Family(
         "NemotronForCausalLM",

@@ -121,6 +121,8 @@ class Mixed:
     """The first layer that may be a mixture, and the last."""
     last: str = ""
     score: RouterScore = "softmax"
+    jitter: str = ""
+    """Config field with the noise of training, by which a `sparse` router tells who is near the best."""
     bias: bool = False
     """The router has one."""
     corrected: bool | str = False
@@ -190,7 +192,9 @@ class Family:
     """Pairs of a head that are rotated together lie side by side, not half a head apart."""
     unrotated: str = ""
     """Layers without a rotation: those with a 0 in this list of the config, or `full_attention`: those that do not
-    slide, where any do."""
+    slide, where the config has a window; `no window`: those that do not slide."""
+    by_theta: str = ""
+    """Config field: a list of the rotation's base for each layer."""
     ungated: bool = False
     """The feed-forward is one matrix, activated, and another."""
     norm_eps: str = "rms_norm_eps"
@@ -199,7 +203,8 @@ class Family:
     whole_norm: bool = False
     norm_turned: bool = False
     """q and k are normed behind their rotation."""
-    parallel: bool = False
+    head_bias: bool | str = False
+    parallel: bool | str = False
     embedding_scale: str = ""
     """Config fields of factors: of the embeddings; of what a layer adds; of the scores; of the logits, which `divided`
     divides by it."""
@@ -215,6 +220,8 @@ class Family:
     """Config fields that may be a list of one number for each layer, which must be the same."""
     by_alpha: bool = False
     """A rotation whose scaling is `dynamic` and has an `alpha` is scaled by that once for all (Hunyuan)."""
+    by_scale: bool = False
+    """`longrope` has factors of cos and sin of its own for short and for long texts (Phi-3.5-MoE)."""
     experts: Mixed | None = None
     conv: tuple[str, str] | None = None
     """Config fields with the length of the convolutions in place of attention where `config.layer_types` says `conv`,

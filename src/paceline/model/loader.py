@@ -84,15 +84,16 @@ class Loader:
         own = not spec.tied or f"{names.head}.weight" in self.tensors.place
 
         def head() -> Prepared:
-            if form is not None and not form.kernels and not (spec.tied and own):
-                return self.by_token(names.embedding if spec.tied else names.head, form, self.closed())
             mark = len(self.fingerprint.parts)
+            bias = self.head_bias()
+            if form is not None and not form.kernels and not (spec.tied and own):
+                return self.by_token(names.embedding if spec.tied else names.head, form, bias, mark)
             rows = table(names.embedding) if form is not None and not form.kernels and spec.tied else embedding
             whole = self.head(rows)
             key = self.key(names.head, mark, sections[0])
-            return Prepared(key, lambda: (form or self.packing).pack(whole, self.closed()))
+            return Prepared(key, lambda: (form or self.packing).pack(whole, bias))
 
-        if form is not None and not form.kernels and not own and self.known is None:
+        if form is not None and not form.kernels and not own and self.known is None and not spec.head_bias:
             last = self.counted(embedding, 0)  # one copy serves both
         else:
             last = self.counted(keep.linear(names.head, head), spec.vocab * spec.hidden)
@@ -115,10 +116,10 @@ class Loader:
         """A table under its own digest; it was the last that was taken."""
         return PreparedTable(self.key(name, len(self.fingerprint.parts) - 1), lambda: table)
 
-    def by_token(self, name: str, form: Packing, bias: Tensor | None = None) -> Prepared:
+    def by_token(self, name: str, form: Packing, bias: Tensor | None = None, mark: int | None = None) -> Prepared:
         """Embedding or head with one row for each id: as the file has it where it is quantised, else as `form` rounds
-        it."""
-        mark, by_groups = len(self.fingerprint.parts), self.packing.groups
+        it. `mark`: how many parts had been taken before the bias."""
+        mark, by_groups = len(self.fingerprint.parts) if mark is None else mark, self.packing.groups
         if by_groups is not None:
             groups = self.tensors.groups(f"{name}.weight", (self.spec.vocab, self.spec.hidden))
             if groups is not None and self.spec.hidden % 32 == 0:
@@ -144,6 +145,15 @@ class Loader:
         bias = torch.zeros(self.fitted.vocab, device=self.device, dtype=self.packing.dtype)
         bias[min(self.known, self.spec.vocab) :] = MASKED_LOGIT
         return bias
+
+    def head_bias(self) -> Tensor | None:
+        """The head's own, and what closes ids."""
+        closed = self.closed()
+        if not self.spec.head_bias:
+            return closed
+        own = self.take(f"{self.names.head}.bias", self.spec.vocab)
+        own = torch.nn.functional.pad(own, (0, self.fitted.vocab - self.spec.vocab))
+        return own if closed is None else own + closed
 
     def head(self, embedding: Tensor) -> Tensor:
         """The head's own weights; of a tied one the embedding, unless the file has a head that differs from it."""
@@ -172,7 +182,7 @@ class Loader:
             attention_norm=norm(names.attention_norm) if mixes else None,
             mixer=self.mixer(at, index),
             attention_post_norm=norm(names.attention_post_norm),
-            ffn_norm=norm(names.ffn_norm) if feeds else None,
+            ffn_norm=norm(names.ffn_norm) if feeds and not spec.parallel else None,
             ffn=self.feed(at, index),
             ffn_post_norm=norm(names.ffn_post_norm),
             close=self.parts.close(at) if spec.layer_scale else None,
@@ -227,7 +237,7 @@ class Loader:
             spec,
             number,
             qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads, factors, of_bias),
-            head_norm=self.head_norm(at) if spec.qk_norm else None,
+            head_norm=self.head_norm(at, 2 * len(form.rope.inverse)) if spec.qk_norm else None,
             out=self.linear(
                 at,
                 (names.out,),
@@ -446,8 +456,12 @@ class Loader:
         bias = self.norm_weight(name, width, "bias") if self.spec.norm_bias else None
         return LayerNorm(weight, self.spec.norm_eps, bias)
 
-    def head_norm(self, at: str) -> Norm:
+    def head_norm(self, at: str, rotated: int) -> Norm:
         spec, names = self.spec, self.names
+        if spec.layer_norm:
+            parts = [(at + names.q_norm, spec.heads), (at + names.k_norm, spec.kv_heads)]
+            whole = torch.cat([self.each_head(name, count, rotated) for name, count in parts])
+            return LayerNorm(whole, spec.norm_eps, None)
         if spec.whole_norm:
             q, k = (
                 self.norm_weight(at + name, count * spec.head_dim)
@@ -457,6 +471,16 @@ class Loader:
         q = self.norm_weight(at + names.q_norm, spec.head_dim)
         k = self.norm_weight(at + names.k_norm, spec.head_dim)
         return Norm(torch.stack([q] * spec.heads + [k] * spec.kv_heads), spec.norm_eps)
+
+    def each_head(self, name: str, heads: int, rotated: int) -> Tensor:
+        """Norm weights [heads, head_dim] that differ by head: in one tensor, or in one for each."""
+        width = self.spec.head_dim
+        if "{}" in name:
+            rows = torch.stack([self.norm_weight(name.format(head), width) for head in range(heads)])
+        else:
+            exact = torch.float64 if self.packing.dtype is torch.float64 else torch.float32
+            rows = self.keep.tensor(f"{name}.weight", lambda: self.take(f"{name}.weight", heads, width).to(exact))
+        return halves(rows.flatten(), heads, width, rotated).view(heads, width) if self.interleaved else rows
 
     def norm_weight(self, name: str, width: int, part: str = "weight") -> Tensor:
         """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""

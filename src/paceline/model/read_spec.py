@@ -6,11 +6,11 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.errors import CheckpointError
-from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere
+from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere, positive
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family, MambaFields, Mixed
 from paceline.model.read_attention import STRETCH, by_layer, latent, latent_scale, varied, widened_feed
-from paceline.model.rope import rope, without_alpha
+from paceline.model.rope import rope, without_alpha, without_scales
 from paceline.model.spec import (
     Activation,
     Attention,
@@ -115,14 +115,15 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         layer_norm=family.layer_norm,
         norm_bias=family.norm_bias,
         norm_turned=family.norm_turned,
-        parallel=family.parallel,
+        parallel=bool(decide(family.parallel)),
+        head_bias=bool(decide(family.head_bias)),
         gated=not family.ungated,
         residual_scale=factor(family.residual_scale),
         logit_scale=1 / factor(family.logit_scale) if family.divided else factor(family.logit_scale),
         value_norm=family.varied,
         layer_scale=family.varied,
-        token_width=int(config.hidden_size_per_layer_input or 0) if family.varied else 0,
-        token_vocab=int(config.vocab_size_per_layer_input or 0) if family.varied else 0,
+        token_width=int(getattr(config, "hidden_size_per_layer_input", 0) or 0) if family.varied else 0,
+        token_vocab=int(getattr(config, "vocab_size_per_layer_input", 0) or 0) if family.varied else 0,
     )
 
 
@@ -150,7 +151,7 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
     kinds = config.layer_types if family.layer_types else [everywhere] * config.num_hidden_layers
     params = getattr(config, "rope_parameters", None) or {}
 
-    def attention(kind: str) -> Attention:
+    def attention(kind: str, theta: float | None = None) -> Attention:
         if family.turned is not None and getattr(config, family.turned or "-", None) != "rope":
             return Attention(Rope((0.0,) * (head_dim // 2)))
         try:
@@ -159,6 +160,10 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
             }
             if family.by_alpha:
                 given = without_alpha(given, head_dim)
+            if family.by_scale:
+                given = without_scales(given, max_len)
+            if theta is not None:
+                given["rope_theta"] = theta
             turn = rope(given, head_dim, trained_len, max_len)
         except (KeyError, TypeError) as error:
             raise CheckpointError(f"config.json: rope_parameters are incomplete ({error}).") from None
@@ -190,6 +195,9 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
 
     made = {kind: mixer(kind) for kind in sorted(set(kinds))}
     mixers = [made[kind] for kind in kinds]
+    if family.by_theta:
+        thetas = by_theta(getattr(config, family.by_theta), len(kinds))
+        mixers = [attention(kind, theta or None) for kind, theta in zip(kinds, thetas)]
     turned = [it if turns else still(it) for it, turns in zip(mixers, rotated(config, family, kinds))]
     return tuple(Layer(it, feed_forward(config, family, index, kinds)) for index, it in enumerate(turned))
 
@@ -343,6 +351,7 @@ def mixture(config: Any, form: Mixed) -> Experts:
         group_best=form.group_best,
         scale=float(getattr(config, form.scale)) if form.scale else 1.0,
         floor=form.floor,
+        near=2 * float(getattr(config, form.jitter)) if form.jitter else 0.0,
         router_bias=form.bias,
     )
 
@@ -368,12 +377,27 @@ def rounded(config: Any) -> int:
     return -(-width // unit) * unit
 
 
+WINDOWED = ("full_attention", "no window")
+"""Values of `Family.unrotated` that are no field of the config."""
+
+
 def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
     """Flag per layer: True if its queries and keys are rotated."""
-    if family.unrotated == "full_attention" and "sliding_attention" in kinds:
-        return [kind == "sliding_attention" for kind in kinds]
+    if family.unrotated in WINDOWED:
+        windowed = family.unrotated == "no window" or bool(getattr(config, family.window))
+        return [kind == "sliding_attention" or not windowed for kind in kinds]
     marks = getattr(config, family.unrotated, None) if family.unrotated else None
     return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
+
+
+def by_theta(value: Any, count: int) -> list[float]:
+    """The base of each layer's rotation; 0: it has none."""
+    if not isinstance(value, list) or len(value) != count:
+        raise CheckpointError(f"config.json: the bases of {count} layers' rotations are {str(value)[:60]}, no such list.")
+    for it in value:
+        if it != 0:
+            positive("layer_rope_theta", it)
+    return value
 
 
 def still(mixer: Mixer | None) -> Mixer | None:

@@ -21,21 +21,34 @@ WITH_PICTURES = {
     "qwen3_vl_moe": "qwen3_vl_moe_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen2_vl": "qwen2_vl_text",
+    "qwen2_5_vl": "qwen2_5_vl_text",
+    "gemma4_unified": "gemma4_unified_text",
+    "glm4v": "glm4v_text",
+    "glm46v": "glm4v_text",
+    "exaone4_5": "exaone4",
+    "kimi_k25": "deepseek_v3",
+    "lfm2_vl": "lfm2",
+    **dict.fromkeys(("llava", "llava_next", "smolvlm", "idefics3", "voxtral"), "llama"),
+    **dict.fromkeys(("llava_onevision", "internvl"), "qwen2"),
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
 }
-"""Model types of which the text's part is served, and its type where it is not said: pictures are refused."""
+"""Model types of which the text's part is served, and its type where it is not said: pictures and sound are refused."""
+FLAT = ("qwen2_vl", "qwen2_5_vl")
+"""Those whose text may be described next to the tower, without a `text_config`."""
 SAME_MODEL = {"kimi_k2": "deepseek_v3"}
 """Model types that are another one's under a name of their own."""
 NEAREST = {
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "gemma4_text"),
     **dict.fromkeys(("llama4", "llama4_text", "dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
-    **dict.fromkeys(("phimoe", "phi4_multimodal"), "phi3"),
+    "phi4_multimodal": "phi3",
     **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),
     **dict.fromkeys(
-        ("baichuan", "falcon", "qwen", "olmo", "exaone", "llava", "mllama", "minicpm", "idefics3"), "llama"
+        ("baichuan", "falcon", "qwen", "olmo", "mllama", "minicpm"), "llama"
     ),
     **dict.fromkeys(("internlm2", "internvl", "internvl_chat"), "internlm3"),
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1", "minimax_m3_vl_text"), "minimax_m2"),
-    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "kimi_k25", "longcat_flash", "minicpm3"), "deepseek_v3"),
+    **dict.fromkeys(("deepseek_v32", "deepseek_v4", "longcat_flash", "minicpm3"), "deepseek_v3"),
     **dict.fromkeys(("kimi_linear", "qwen4_exp", "olmo_hybrid"), "qwen3_next"),
     **dict.fromkeys(("glm_moe_dsa", "glm4v_moe"), "glm4_moe"),
     **dict.fromkeys(("jamba", "zamba", "zamba2", "nemotron_nas"), "nemotron_h"),
@@ -54,9 +67,13 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     inner = config.get("text_config")
     if (same := SAME_MODEL.get(str(config.get("model_type")))) is not None:
         return {**config, "model_type": same}
-    if config.get("model_type") not in WITH_PICTURES or not isinstance(inner, Mapping):
+    outer = config.get("model_type")
+    if outer in FLAT and inner is None:
+        return {**{key: it for key, it in config.items() if key != "vision_config"}, "model_type": WITH_PICTURES[outer]}
+    if outer not in WITH_PICTURES or not isinstance(inner, Mapping):
         return config
-    kind = inner.get("model_type") or WITH_PICTURES[config["model_type"]]
+    kind = inner.get("model_type") or WITH_PICTURES[outer]
+    kind = SAME_MODEL.get(str(kind), kind)
     return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError
+from paceline.model.checks import positive
 from paceline.model.spec import Rope
 
 Params = Mapping[str, Any]
@@ -37,6 +38,16 @@ def without_alpha(params: dict[str, Any], head_dim: int) -> dict[str, Any]:
         return params
     wider = params["rope_theta"] * params["alpha"] ** (head_dim / (head_dim - 2))
     return {"rope_type": "default", "rope_theta": wider}
+
+
+def without_scales(params: dict[str, Any], max_len: int) -> dict[str, Any]:
+    """Parameters whose factors of cos and sin for short and for long texts are the one that is used."""
+    if params.get("rope_type") != "longrope":
+        return params
+    name = "long_mscale" if max_len > params["original_max_position_embeddings"] else "short_mscale"
+    rest = {key: it for key, it in params.items() if key not in ("long_mscale", "short_mscale")}
+    positive(name, params[name])
+    return {**rest, "attention_factor": params[name]}
 
 
 def refuse_unused(kind: str, params: Params) -> None:

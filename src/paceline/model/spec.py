@@ -6,7 +6,7 @@ from math import prod
 from typing import Literal
 
 Activation = Literal["silu", "gelu_tanh", "relu2", "swiglu_clamped", "xielu"]
-RouterScore = Literal["softmax", "sigmoid"]
+RouterScore = Literal["softmax", "sigmoid", "sparse"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,10 @@ class Experts:
     shared_gated: bool = True
     """That one is weighed by a gate of its own."""
     score: RouterScore = "softmax"
-    """What a score becomes: a share among all experts, or a number between 0 and 1 of its own."""
+    """What a score becomes: a share among all experts, or a number between 0 and 1 of its own, or the share of the best
+    among those near it, then of the next best (`near`: SparseMixer, arXiv 2409.12136)."""
+    near: float = 0.0
+    """How far below the best, as a part of it, an expert may be to count as near."""
     corrected: bool = False
     """Each expert has a number that is added to it where experts are chosen, not where they are weighed."""
     groups: int = 1
@@ -345,6 +348,7 @@ class ModelSpec:
     norm_bias: bool = False
     norm_turned: bool = False
     """q and k are normed behind their rotation, not before it (Hunyuan)."""
+    head_bias: bool = False
     parallel: bool = False
     """Attention and feed-forward read the same normed input, and are added together (cohere)."""
     gated: bool = True
@@ -380,9 +384,10 @@ class ModelSpec:
         )
         attends = whole and not (self.value_norm or self.layer_scale or self.token_width)
         mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
-        if self.norm_turned or self.activation == "xielu":
+        if self.norm_turned or self.activation == "xielu" or (self.qk_norm and self.layer_norm):
             return False
-        odd = mixed and (self.parallel or not self.gated or any(it.beside for it in self.mixtures))
+        apart = any(it.beside or it.score == "sparse" for it in self.mixtures)
+        odd = mixed and (self.parallel or not self.gated or apart)
         return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))
 
     @property
