@@ -19,14 +19,14 @@ BILLIONS = {
     "GLM-4.7-Flash": 29.9, "DeepSeek-V2-Lite": 15.7, "Qwen3.5-35B-A3B": 34.7, "Qwen3-VL-30B-A3B": 30.5,
     "MiniMax-M2": 228.7, "dots.llm1": 142.8, "Kimi-K2-Instruct": 1026.0, "internlm3-8b": 8.8, "stablelm-2-1_6b": 1.64,
     "Minitron-8B-Base": 8.27, "Hunyuan-7B-Instruct": 7.5, "Hunyuan-A13B-Instruct": 80.4,
-    "Apertus-8B-Instruct-2509": 8.05,
+    "Apertus-8B-Instruct-2509": 8.05, "Phi-3.5-MoE": 41.9, "Qwen2.5-VL-7B-Instruct": 7.62,
+    "EXAONE-3.5-7.8B-Instruct": 7.82, "stablelm-2-12b-chat": 12.14, "gemma-4-12B-it": 11.9,
 }  # fmt: skip
 """Parameters of the text's model in billions, of those that are served, as their makers give them."""
 NEAREST = {
     "DeepSeek-V4": "deepseek_v3",
     "Llama-4-Scout": "mixtral",
     "gemma-3n-E4B": "gemma4_text",
-    "Phi-3.5-MoE": "phi3",
 }
 """What is said of the others."""
 

@@ -13,7 +13,7 @@ from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
 from paceline.native.build import library
-from tests.oracle.cases import BLOCK, BLOCKS, Case, Oracle, load, text, write
+from tests.oracle.cases import BLOCK, BLOCKS, LONG, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import FAMILIES, MORE
 
@@ -66,16 +66,39 @@ CASES = {name: Case(name) for name in MORE} | {
     "mellum": Case("mellum", {"layer_types": SLIDING, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
     "internlm3-dynamic": Case("internlm3", {"rope_parameters": {"rope_type": "dynamic", "factor": 6.0}}),
     "stablelm-without-biases": Case("stablelm", {"use_qkv_bias": False, "rope_parameters": QUARTER}),
+    "stablelm-12b": Case("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
+    "cohere-normed": Case("cohere", {"use_qk_norm": True}),
+    "cohere2-full": Case("cohere2", {"layer_types": ["full_attention"] * 3}),
+    "exaone4-full-with-a-window": Case("exaone4", {"layer_types": ["full_attention"] * 3}),
+    "exaone_moe-full": Case("exaone_moe", {"layer_types": ["full_attention"] * 3}),
+    "granite_swa-bases": Case("granite_swa", {"layer_rope_theta": [0, 1e4, 5e5]}),
+    "phimoe-long": Case(
+        "phimoe",
+        {
+            "original_max_position_embeddings": 48,
+            "rope_parameters": {
+                **LONG["rope_parameters"],
+                "short_mscale": 1.2,
+                "long_mscale": 1.3,
+                "original_max_position_embeddings": 48,
+            },
+        },
+        max_len=48,
+    ),
+    "phimoe-plain": Case("phimoe", {"lm_head_bias": False, "attention_bias": False, "tie_word_embeddings": True}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus")
+VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe")
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
 def test_every_family_has_a_case() -> None:
     cases = {**FAMILIES, **MORE}.values()
-    pictures = {"qwen3_vl_text", "qwen3_vl_moe_text", "mistral4"}  # test_pictures.py
+    pictures = {
+        "qwen3_vl_text", "qwen3_vl_moe_text", "mistral4", "qwen2_vl_text", "qwen2_5_vl_text", "glm4v_text",
+        "gemma4_unified_text",
+    }  # test_pictures.py  # fmt: skip
     assert {case["model_type"] for case in cases} == set(KNOWN) - pictures
 
 
@@ -111,8 +134,8 @@ def test_half(name: str, tmp_path: Path) -> None:
 
 
 def test_what_is_not_served_is_named(tmp_path: Path) -> None:
-    path = write(tmp_path / "a", Case("cohere", {"use_qk_norm": True}))
-    with pytest.raises(CheckpointError, match="use_qk_norm"):
+    path = write(tmp_path / "a", Case("olmoe", {"clip_qkv": 8.0}))
+    with pytest.raises(CheckpointError, match="clip_qkv"):
         load_model(path)
     if library() is not None:
         path = write(tmp_path / "b", Case("falcon_h1"))
@@ -128,7 +151,8 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         ("hunyuan_v1_moe", {"num_shared_expert": [2, 2, 2]}, "num_shared_expert 2"),
         ("hunyuan_v1_moe", {"moe_topk": [1, 2, 2]}, "moe_topk differs"),
         ("apertus", {"post_norm": True}, "post_norm"),
-        ("stablelm", {"use_parallel_residual": True}, "use_parallel_residual"),
+        ("hyperclovax", {"use_post_norm": False}, "use_post_norm"),
+        ("granite_swa", {"layer_rope_theta": [1e4]}, "3 layers' rotations"),
     ],
 )
 def test_keys_of_the_authors_own_code(family: str, changes: dict[str, object], named: str, tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from paceline.model.pull import pull
 from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
 from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
-from paceline.model.recognise import family_of, text_config
+from paceline.model.recognise import HEADS_APART, family_of, text_config
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import Scales, expert_part
 
@@ -104,12 +104,17 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     """Refuse what is not served by the raw file, then let transformers parse it; remote code never runs."""
     if path.suffix == ".gguf":
         return gguf.spec_of(gguf.load_header(path), max_len)
-    raw = read_json(path / "config.json")
-    checks.check_raw(raw)
-    raw = dict(text_config(raw))
+    whole = read_json(path / "config.json")
+    checks.check_raw(whole)
+    raw = dict(text_config(whole))
     checks.check_raw(raw)
     family_of(raw)
     found: ModelSpec = remembered("spec", (raw, max_len), lambda: parsed_spec(path, raw, max_len))
+    if whole["model_type"] in HEADS_APART and (found.logit_scale != 1 or found.logit_softcap):
+        raise CheckpointError(
+            f"{path / 'config.json'}: the text's model of {whole['model_type']} is {found.family}, which scales or caps "
+            "its logits; some programs do that there and others do not, so it is not served."
+        )
     return found
 
 

@@ -92,6 +92,7 @@ MIXED_FAMILIES: dict[str, Family] = {
         head_bias="lm_head_bias",
         window="sliding_window",
         by_scale=True,
+        only={"num_experts_per_tok": 2},
         experts=Mixed(
             count="num_local_experts",
             width="intermediate_size",

@@ -31,9 +31,11 @@ WITH_PICTURES = {
     "lfm2_vl": "lfm2",
     **dict.fromkeys(("llava", "llava_next", "smolvlm", "idefics3", "voxtral"), "llama"),
     **dict.fromkeys(("llava_onevision", "internvl"), "qwen2"),
-    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
 }
 """Model types of which the text's part is served, and its type where it is not said: pictures and sound are refused."""
+HEADS_APART = ("llava", "llava_next", "smolvlm", "idefics3", "voxtral", "llava_onevision", "internvl", "lfm2_vl")
+"""Those whose head is not the text's own class's, so that what that does to logits is done by some programs and not by
+others."""
 FLAT = ("qwen2_vl", "qwen2_5_vl")
 """Those whose text may be described next to the tower, without a `text_config`."""
 SAME_MODEL = {"kimi_k2": "deepseek_v3"}
@@ -42,6 +44,7 @@ NEAREST = {
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "gemma4_text"),
     **dict.fromkeys(("llama4", "llama4_text", "dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
     "phi4_multimodal": "phi3",
+    **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
     **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),
     **dict.fromkeys(
         ("baichuan", "falcon", "qwen", "olmo", "mllama", "minicpm"), "llama"
