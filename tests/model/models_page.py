@@ -13,6 +13,7 @@ from paceline.model.gguf.pretokenizers import PRE_TOKENIZERS
 from paceline.model.gguf.types import SERVED
 from paceline.model.quantised import QUANTISERS
 from paceline.model.read_spec import read_spec
+from paceline.model.recognise import WITH_PICTURES
 from tests.tiny import FAMILIES as TINY
 from tests.tiny import MORE, tiny_config
 
@@ -36,10 +37,10 @@ layers read those of others, so drafters that leave layers out are refused for i
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
 float32. `ministral3` and `mistral4` are served up to the length of their first training, where their rule for longer
 texts changes nothing, and so are rotations that are scaled as a text grows (`dynamic`: InternLM 3). `kimi_k2` is
-`deepseek_v3` under another name. Of checkpoints that read pictures, too (`gemma3`, `gemma4`, `mistral3`, `qwen3_vl`,
-`qwen3_vl_moe`, `qwen3_5`, `qwen3_5_moe`), the text's model is served, without the tower. A setting or a tensor that
-would change the text is used or refused, never left out in silence. `paceline info --model DIR` with a config.json
-alone says whether a model is served and what it would take.
+`deepseek_v3` under another name. A setting or a tensor that would change the text is used or refused, never left out
+in silence. `paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
+
+Of checkpoints that read pictures or hear, too, the text's model is served, without the tower:{pictures}.
 
 Layers with a *state* read a text through numbers that do not grow with it: short convolutions, Mamba-2, the gated delta
 rule. Such a state may take many megabytes (Granite 4, Falcon-H1, Nemotron, Qwen3-Next, Qwen 3.5: 20 to 100). A text has
@@ -59,7 +60,14 @@ Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens alon
 | model type | architecture | native | as GGUF | departs from llama by |
 |---|---|---|---|---|
 """
-PARTS = {"qwen3_vl_text": "qwen3", "qwen3_vl_moe_text": "qwen3_moe", "mistral4": "deepseek_v3"}
+PARTS = {
+    **dict.fromkeys(("qwen2_vl_text", "qwen2_5_vl_text"), "qwen2"),
+    "glm4v_text": "glm4",
+    "gemma4_unified_text": "gemma4_text",
+    "qwen3_vl_text": "qwen3",
+    "qwen3_vl_moe_text": "qwen3_moe",
+    "mistral4": "deepseek_v3",
+}
 """Parts of models that read pictures, and the families that their layers are like."""
 SHARED_ARCHITECTURES = {
     "mistral": "`llama`, `mistral3`",
@@ -123,7 +131,8 @@ def departures(family: Family) -> str:
         "feed-forward layers of their own": family.apart,
         "gated attention": family.gated_attention,
         "latent keys and values": family.latent,
-        "two sizes of heads, shared keys and values, embeddings by layer": family.varied,
+        "two sizes of heads, shared keys and values": family.varied,
+        "embeddings by layer": family.varied and family.experts,
         "biases": family.qkv_bias or family.out_bias or family.mlp_bias,
         "q/k norms": family.qk_norm,
         "over all heads": family.whole_norm,
@@ -134,6 +143,7 @@ def departures(family: Family) -> str:
         "parallel feed-forward": family.parallel,
         "ungated feed-forward": family.ungated,
         "sliding windows": family.window,
+        "sinks": family.sinks,
         "layers without rotation": family.unrotated or family.turned is not None,
         "pairs side by side": family.interleaved,
         "scaled embeddings": family.embedding_scaled or family.embedding_scale,
@@ -165,7 +175,7 @@ def wrapped(item: str) -> str:
 
 
 def page() -> str:
-    lines = [TOP]
+    lines = [TOP.replace("{pictures}", "\n" + fill(", ".join(f"`{it}`" for it in sorted(WITH_PICTURES)), 118))]
     archs: dict[str, list[str]] = {}
     for name, arch in ARCHITECTURES.items():
         archs.setdefault(arch.model_type, []).append(f"`{name}`")

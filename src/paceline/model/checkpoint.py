@@ -1,8 +1,7 @@
 """A checkpoint on disk or hub: where it is, what its config says, and its tensors, read by mmap."""
 
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from paceline.model.read_spec import read_spec
 from paceline.model.recognise import HEADS_APART, family_of, text_config
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import Scales, expert_part
+from paceline.model.tensor_names import of_further, of_stack, of_text, renamed
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
@@ -112,8 +112,8 @@ def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     found: ModelSpec = remembered("spec", (raw, max_len), lambda: parsed_spec(path, raw, max_len))
     if whole["model_type"] in HEADS_APART and (found.logit_scale != 1 or found.logit_softcap):
         raise CheckpointError(
-            f"{path / 'config.json'}: the text's model of {whole['model_type']} is {found.family}, which scales or caps "
-            "its logits; some programs do that there and others do not, so it is not served."
+            f"{path / 'config.json'}: the text's model of {whole['model_type']} is {found.family}, which scales or "
+            "caps its logits; some programs do that there and others do not, so it is not served."
         )
     return found
 
@@ -161,70 +161,6 @@ def with_floats(value: Any) -> Any:
     if isinstance(value, dict):
         return float(value["__float__"]) if {*value} == {"__float__"} else {k: with_floats(v) for k, v in value.items()}
     return [with_floats(item) for item in value] if isinstance(value, list) else value
-
-
-STACKED = re.compile(r"(.+)#(\d+)(\.\w+)")
-TEXT_PREFIXES = (
-    ("model.language_model.", "model."),
-    ("language_model.model.", "model."),
-    ("language_model.lm_head", "lm_head"),
-    ("model.text_model.", "model."),
-    ("text_model.", "model."),
-)
-"""How the text's tensors begin in checkpoints that read pictures, too, and in those that do not."""
-PICTURES = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|embed_vision|audio_tower|embed_audio|connector"
-    r"|mm_projector|vision_embedder|image_newline$)(\.|$)"
-)
-RENAMED = {
-    "exaone": tuple(
-        (re.compile(theirs), ours)
-        for theirs, ours in (
-            (r"^transformer\.wte\.", "model.embed_tokens."),
-            (r"^transformer\.h\.", "model.layers."),
-            (r"^transformer\.ln_f\.", "model.norm."),
-            (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
-            (r"\.attn\.attention\.", ".self_attn."),
-            (r"\.ln_1\.", ".input_layernorm."),
-            (r"\.ln_2\.", ".post_attention_layernorm."),
-            (r"\.mlp\.c_fc_0\.", ".mlp.gate_proj."),
-            (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
-            (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
-        )
-    )
-}
-"""Names of tensors, by model type, in checkpoints as their authors publish them, and of the same ones elsewhere."""
-
-
-def of_stack(name: str) -> tuple[str, int | None]:
-    """The tensor that holds `A#N.weight`, which is number N of those that lie in A.weight, and N; else the name."""
-    found = STACKED.fullmatch(name)
-    return (name, None) if found is None else (found[1] + found[3], int(found[2]))
-
-
-def of_text(name: str) -> str | None:
-    """A tensor's name in a checkpoint of text alone; None: it belongs to pictures."""
-    if PICTURES.match(name):
-        return None
-    return next((ours + name.removeprefix(theirs) for theirs, ours in TEXT_PREFIXES if name.startswith(theirs)), name)
-
-
-def renamed(name: str, kind: str) -> str:
-    """A tensor's name as transformers has it."""
-    for theirs, ours in RENAMED.get(kind, ()):
-        name = theirs.sub(ours, name)
-    return name
-
-
-def of_further(name: str, config: Mapping[str, Any]) -> bool:
-    """Whether a tensor belongs to the layers behind the last, which predict further tokens: they are no part of a
-    pass."""
-    family, layers = FAMILIES.get(str(config.get("model_type"))), config.get("num_hidden_layers")
-    if family is None or not family.beyond or not isinstance(layers, int):
-        return False
-    more = config.get(family.beyond)
-    found = re.match(family.names.layer.replace(".", r"\.").format(r"(\d+)"), name)
-    return found is not None and layers <= int(found[1]) < layers + (more if isinstance(more, int) else 1)
 
 
 def listed(index: Path) -> list[str]:

@@ -11,7 +11,7 @@ from paceline.model.attending import LatentAttention, VariedAttention
 from paceline.model.blocks import ACTIVATE, BesideMixture, Mixture, Xielu
 from paceline.model.groups import GROUP
 from paceline.model.linear import Packing
-from paceline.model.norms import Norm
+from paceline.model.norms import LayerNorm, Norm, WholeNorm
 from paceline.model.packed import halves
 from paceline.model.parts import Prepared
 from paceline.model.per_token import LayerClose, TokenInputs
@@ -148,6 +148,29 @@ class PartLoader:
             dense_post=self.norm(dense_post, spec.hidden),
             post=self.norm(post, spec.hidden),
         )
+
+    def head_norm(self, at: str, rotated: int) -> Norm:
+        """Norm of queries and keys."""
+        spec, names, weight = self.spec, self.names, self.loader.norm_weight
+        parts = [(at + names.q_norm, spec.heads), (at + names.k_norm, spec.kv_heads)]
+        if spec.layer_norm:
+            own = torch.cat([self.each_head(name, count, rotated) for name, count in parts])
+            return LayerNorm(own, spec.norm_eps, None)
+        if spec.whole_norm:
+            q, k = (weight(name, count * spec.head_dim) for name, count in parts)
+            return WholeNorm(q, k, spec.norm_eps)
+        rows = [row for name, count in parts for row in [weight(name, spec.head_dim)] * count]
+        return Norm(torch.stack(rows), spec.norm_eps)
+
+    def each_head(self, name: str, heads: int, rotated: int) -> Tensor:
+        """Norm weights [heads, head_dim] that differ by head: in one tensor, or in one for each."""
+        width, loader = self.spec.head_dim, self.loader
+        if "{}" in name:
+            rows = torch.stack([loader.norm_weight(name.format(head), width) for head in range(heads)])
+        else:
+            exact = torch.float64 if loader.packing.dtype is torch.float64 else torch.float32
+            rows = loader.keep.tensor(f"{name}.weight", lambda: loader.take(f"{name}.weight", heads, width).to(exact))
+        return halves(rows.flatten(), heads, width, rotated).view(heads, width) if loader.interleaved else rows
 
     def norm(self, name: str, width: int, eps: float | None = None) -> Norm:
         return Norm(self.loader.norm_weight(name, width), self.spec.norm_eps if eps is None else eps)

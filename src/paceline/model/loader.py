@@ -20,7 +20,7 @@ from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.load_parts import PartLoader
-from paceline.model.norms import LayerNorm, Norm, WholeNorm
+from paceline.model.norms import LayerNorm, Norm
 from paceline.model.packed import by_head, by_kind, gates_last, halves, interleave
 from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
@@ -237,7 +237,7 @@ class Loader:
             spec,
             number,
             qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads, factors, of_bias),
-            head_norm=self.head_norm(at, 2 * len(form.rope.inverse)) if spec.qk_norm else None,
+            head_norm=self.parts.head_norm(at, 2 * len(form.rope.inverse)) if spec.qk_norm else None,
             out=self.linear(
                 at,
                 (names.out,),
@@ -455,32 +455,6 @@ class Loader:
             return Norm(weight, self.spec.norm_eps)
         bias = self.norm_weight(name, width, "bias") if self.spec.norm_bias else None
         return LayerNorm(weight, self.spec.norm_eps, bias)
-
-    def head_norm(self, at: str, rotated: int) -> Norm:
-        spec, names = self.spec, self.names
-        if spec.layer_norm:
-            parts = [(at + names.q_norm, spec.heads), (at + names.k_norm, spec.kv_heads)]
-            whole = torch.cat([self.each_head(name, count, rotated) for name, count in parts])
-            return LayerNorm(whole, spec.norm_eps, None)
-        if spec.whole_norm:
-            q, k = (
-                self.norm_weight(at + name, count * spec.head_dim)
-                for name, count in ((names.q_norm, spec.heads), (names.k_norm, spec.kv_heads))
-            )
-            return WholeNorm(q, k, spec.norm_eps)
-        q = self.norm_weight(at + names.q_norm, spec.head_dim)
-        k = self.norm_weight(at + names.k_norm, spec.head_dim)
-        return Norm(torch.stack([q] * spec.heads + [k] * spec.kv_heads), spec.norm_eps)
-
-    def each_head(self, name: str, heads: int, rotated: int) -> Tensor:
-        """Norm weights [heads, head_dim] that differ by head: in one tensor, or in one for each."""
-        width = self.spec.head_dim
-        if "{}" in name:
-            rows = torch.stack([self.norm_weight(name.format(head), width) for head in range(heads)])
-        else:
-            exact = torch.float64 if self.packing.dtype is torch.float64 else torch.float32
-            rows = self.keep.tensor(f"{name}.weight", lambda: self.take(f"{name}.weight", heads, width).to(exact))
-        return halves(rows.flatten(), heads, width, rotated).view(heads, width) if self.interleaved else rows
 
     def norm_weight(self, name: str, width: int, part: str = "weight") -> Tensor:
         """In float32 or wider: it is small, and 1 + w would lose w in bfloat16."""

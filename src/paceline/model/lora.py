@@ -19,13 +19,13 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError, InputError, RefusalError
-from paceline.model.checkpoint import TEXT_PREFIXES, of_text
 from paceline.model.families import FAMILIES
 from paceline.model.lora_config import by_pattern, layer_of, left_out, names_all, read_lora_config, tails
 from paceline.model.lora_experts import unmatched, unstacked
 from paceline.model.lora_files import check_size, read_lora_tensors
 from paceline.model.lora_places import LoraPlace, lora_places
 from paceline.model.spec import ModelSpec
+from paceline.model.tensor_names import TEXT_PREFIXES, of_text
 
 log = logging.getLogger("paceline")
 MAX_LORA_RANK = 256

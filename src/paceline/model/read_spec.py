@@ -393,7 +393,9 @@ def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
 def by_theta(value: Any, count: int) -> list[float]:
     """The base of each layer's rotation; 0: it has none."""
     if not isinstance(value, list) or len(value) != count:
-        raise CheckpointError(f"config.json: the bases of {count} layers' rotations are {str(value)[:60]}, no such list.")
+        raise CheckpointError(
+            f"config.json: the bases of {count} layers' rotations are {str(value)[:60]}, no such list."
+        )
     for it in value:
         if it != 0:
             positive("layer_rope_theta", it)

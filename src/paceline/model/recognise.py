@@ -46,9 +46,7 @@ NEAREST = {
     "phi4_multimodal": "phi3",
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
     **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),
-    **dict.fromkeys(
-        ("baichuan", "falcon", "qwen", "olmo", "mllama", "minicpm"), "llama"
-    ),
+    **dict.fromkeys(("baichuan", "falcon", "qwen", "olmo", "mllama", "minicpm"), "llama"),
     **dict.fromkeys(("internlm2", "internvl", "internvl_chat"), "internlm3"),
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1", "minimax_m3_vl_text"), "minimax_m2"),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "longcat_flash", "minicpm3"), "deepseek_v3"),

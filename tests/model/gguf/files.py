@@ -132,6 +132,8 @@ def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[s
         return recurrent(config, weights)
     if "kv_lora_rank" in config:
         return apart(config, weights)
+    if config["model_type"] == "stablelm":
+        weights = of_heads(weights)
     if config["model_type"] == "falcon_h1":
         weights = multiplied(config, weights)
     out = {}
@@ -146,6 +148,15 @@ def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[s
             it = -torch.exp(it)[:, None]
         out[name.replace("dt_bias", "dt_proj.bias")] = it
     return out
+
+
+def of_heads(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Norms of heads as rows of one tensor."""
+    parts: dict[str, list[torch.Tensor]] = {}
+    for name in sorted(it for it in weights if "_layernorm.norms." in it):
+        parts.setdefault(name.partition(".norms.")[0] + ".weight", []).append(weights[name])
+    rest = {name: it for name, it in weights.items() if "_layernorm.norms." not in name}
+    return rest | {name: torch.stack(rows) for name, rows in parts.items()}
 
 
 def apart(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -97,9 +97,8 @@ def test_every_architecture_is_tried() -> None:
     from paceline.model.gguf.architectures import ARCHITECTURES, DENSE_LATENT, MIXTRAL, SOFTMAX_LATENT, STEADY_MISTRAL
 
     tried = {CASES[name].family for name in NAMES} | {"gemma3_text"} | set(OTHERS)
-    tried = (tried | {"mistral4", "qwen3_vl_text", "qwen3_vl_moe_text"}) - {
-        "glm4_moe_lite"
-    }  # it is read as deepseek_v3
+    pictures = {"mistral4", "qwen2_vl_text", "qwen3_vl_text", "qwen3_vl_moe_text"}
+    tried = (tried | pictures) - {"glm4_moe_lite"}  # it is read as deepseek_v3
     assert tried == {
         arch.model_type for arch in (*ARCHITECTURES.values(), STEADY_MISTRAL, MIXTRAL, SOFTMAX_LATENT, DENSE_LATENT)
     }
@@ -289,11 +288,25 @@ def test_sizes_of_a_recurrence_must_fit(tmp_path: Path) -> None:
             read_config(file)
 
 
-@pytest.mark.parametrize("arch", ["qwen3vl", "qwen3vlmoe"])
+def test_stablelm_12b(tmp_path: Path) -> None:
+    """Norms of heads in one tensor, and no second norm."""
+    changes = {"qk_layernorm": True, "use_parallel_residual": True}
+    path = tiny_checkpoint(tmp_path, "stablelm", vocab=96, layers=3, with_tokenizer=False, **changes)
+    file = write_gguf(tmp_path / "model.gguf", path, stablelm__use_parallel_residual=True)
+    torch.testing.assert_close(logits(file, text(1)), Oracle(path).logits(text(1)), rtol=TOLERANCE, atol=TOLERANCE)
+    with pytest.raises(CheckpointError, match="use_parallel_residual"):
+        read_config(write_gguf(tmp_path / "other.gguf", path, stablelm__use_parallel_residual=False))
+
+
+@pytest.mark.parametrize("arch", ["qwen2vl", "qwen3vl", "qwen3vlmoe"])
 def test_the_text_of_models_that_read_pictures(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their text's part is laid out as that of the family without pictures."""
-    family = {"qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe"}[arch]
-    changes = {"norm_topk_prob": True, "decoder_sparse_step": 1} if arch == "qwen3vlmoe" else {"attention_bias": False}
+    family = {"qwen2vl": "qwen2", "qwen3vl": "qwen3", "qwen3vlmoe": "qwen3_moe"}[arch]
+    changes: dict[str, Any] = {
+        "qwen2vl": {"use_sliding_window": False, "tie_word_embeddings": False},
+        "qwen3vl": {"attention_bias": False},
+        "qwen3vlmoe": {"norm_topk_prob": True, "decoder_sparse_step": 1},
+    }[arch]
     path = tiny_checkpoint(tmp_path, family, vocab=96, layers=3, with_tokenizer=False, **changes)
     monkeypatch.setitem(KINDS, family, arch)
     file = write_gguf(tmp_path / "model.gguf", path, **{f"{arch}__rope__dimension_sections": [24, 20, 20, 0]})

@@ -28,6 +28,8 @@ OTHERS: dict[str, dict[str, Any]] = {
     "cohere2": {"sliding_window_pattern": 4, "layers": 5},
     "starcoder2": {"sliding_window": None},
     "stablelm": {},
+    "exaone": {},
+    "cohere": {"use_qk_norm": True},
     "nemotron": {},
     "hunyuan_v1_dense": {},
     "hunyuan_v1_moe": {},

@@ -146,12 +146,18 @@ ARCHITECTURES: dict[str, Arch] = {
     "cohere2": Arch(
         "cohere2", interleaved=True, floats={**LAYER_NORM, "logit_scale": "logit_scale"}, whole=WINDOW_KEYS
     ),
+    "command-r": Arch("cohere", interleaved=True, floats={**LAYER_NORM, "logit_scale": "logit_scale"}),
+    "exaone": Arch("exaone"),
     "starcoder2": Arch(
         "starcoder2",
         floats={"attention.layer_norm_epsilon": "norm_epsilon"},
         fixed={"hidden_act": "gelu_pytorch_tanh", "sliding_window": None},
     ),
-    "stablelm": Arch("stablelm", floats=LAYER_NORM),
+    "stablelm": Arch(
+        "stablelm",
+        floats=LAYER_NORM,
+        names=Names(q_norm="self_attn.q_layernorm", k_norm="self_attn.k_layernorm"),
+    ),
     "nemotron": Arch(
         "nemotron",
         floats={"attention.layer_norm_epsilon": "norm_eps"},
@@ -218,6 +224,7 @@ ARCHITECTURES: dict[str, Arch] = {
         names=Names(correction="block_sparse_moe.e_score_correction_bias"),
         score=2,
     ),
+    "qwen2vl": Arch("qwen2_vl_text"),
     "qwen3vl": Arch("qwen3_vl_text"),
     "qwen3vlmoe": Arch(
         "qwen3_vl_moe_text",

@@ -61,6 +61,13 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
         if config.get("moe_shared_width") not in (None, config["intermediate_size"]):
             raise read.wrong("expert_shared_feed_forward_length", "is not feed_forward_length")
         return {}
+    if kind in ("stablelm", "cohere"):
+        normed, beside = "blk.0.attn_q_norm.weight" in header.tensors, "blk.0.ffn_norm.weight" not in header.tensors
+        if kind == "cohere":
+            return {"use_qk_norm": normed}
+        if bool(read.raw("use_parallel_residual")) != beside and read.raw("use_parallel_residual") is not None:
+            raise read.wrong("use_parallel_residual", f"is not {beside}, as the file's tensors have it")
+        return {"qk_layernorm": normed, "use_parallel_residual": beside}
     if kind == "exaone_moe":
         return {} if "layer_types" in config else {"sliding_window_pattern": 4}
     if kind == "gpt_oss":
