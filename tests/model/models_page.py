@@ -51,8 +51,7 @@ to rewind or fork a text goes back to the end of a block and computes the rest a
 it. Every drafter that is not named below drafts for them, and a tree is verified in one pass: natively path by path,
 each row once; in PyTorch by the tree's own mask over decays (Mamba-2, STree) or one triangular solve (the gated delta
 rule). Drafters that run a part of the model's layers (`swift`, `early_exit`, `del`), and joins, are refused for such
-models. GGUF files keep their own bits where *native* says yes; the others are widened to the dtype unless `--quantize`
-says otherwise.
+models.
 
 Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens along (`mtp.*`). It becomes the drafter
 `mtp`, which `auto` tries by itself; with a draft model it is left out.
@@ -87,10 +86,11 @@ FORMATS = """
 ## Formats
 
 {formats}
-- **What is quantised already keeps its own bits** where the native decoder computes the model and the dtype is
-  bfloat16: types of 4 to 8 bits lie in memory in as many bits as in the file or up to 3 % more, IQ4 and MXFP4 by
-  their tables; Q3_K takes 4.6 bits, Q2_K is rounded to 8.5, the few matrices that are stored as floats to 8.5, and
-  activations are in 8 bits. `paceline info` prints what a pass reads and what the file holds.
+- **What is quantised already keeps its own bits** where there is the native library and the dtype is bfloat16 (where
+  *native* says no, PyTorch computes what lies between the products): types of 4 to 8 bits lie in memory in as many
+  bits as in the file or up to 3 % more, IQ4 and MXFP4 by their tables; Q3_K takes 4.6 bits, Q2_K is rounded to 8.5,
+  the few matrices that are stored as floats to 8.5, and activations are in 8 bits. `paceline info` prints what a pass
+  reads and what the file holds.
   `--quantize none` widens all to the dtype, `--quantize int8` quantizes again; `paceline info` says what is done.
 - Packed weights of models above 64 MB are kept under `$PACELINE_CACHE/packed` (default `~/.cache/paceline/packed`)
   for a quick start the next time: `--no-weights-cache` leaves that out, `paceline pack` does it beforehand, `paceline

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 from paceline.core.errors import CheckpointError
 from paceline.model.load import load_model
-from paceline.model.recognise import FLAT
+from paceline.model.recognise import TEXT_BESIDE_TOWER
 from tests.oracle.cases import BLOCK, BLOCKS, text
 from tests.oracle.rows import feed
 from tests.tiny import randomise, tiny_config
@@ -154,7 +154,7 @@ def test_the_text_of_one_that_reads_pictures(kind: str, tmp_path: Path) -> None:
         weights = load_file(tmp_path / "model.safetensors")
         save_file({older(name): it for name, it in weights.items()}, tmp_path / "model.safetensors", {"format": "pt"})
     saved = json.loads((tmp_path / "config.json").read_text())
-    if kind in FLAT:  # as it is published: next to the tower
+    if kind in TEXT_BESIDE_TOWER:  # as it is published: next to the tower
         flat = {**saved["text_config"], **saved, "rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 2]}}
         flat = {key: it for key, it in flat.items() if key not in ("text_config", "rope_parameters")}
         (tmp_path / "config.json").write_text(json.dumps(flat | {"model_type": kind, "rope_theta": 1e6}))

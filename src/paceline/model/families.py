@@ -40,7 +40,7 @@ GEMMA4 = replace(
     qk_norm=True,
     varied=True,
 )
-GRANITE = Family(
+GRANITE_DENSE = Family(
     "GraniteForCausalLM",
     qkv_bias="attention_bias",
     out_bias="attention_bias",
@@ -164,9 +164,9 @@ DENSE_FAMILIES: dict[str, Family] = {
     ),
     "glm4": GLM4,
     "glm4v_text": replace(GLM4, architecture="Glm4vForConditionalGeneration", qkv_bias=True),
-    "granite": GRANITE,
+    "granite": GRANITE_DENSE,
     "granite_swa": replace(
-        GRANITE,
+        GRANITE_DENSE,
         architecture="GraniteSWAForCausalLM",
         window="sliding_window",
         layer_types=True,
@@ -175,7 +175,7 @@ DENSE_FAMILIES: dict[str, Family] = {
         sinks=True,
     ),
     "hyperclovax": replace(
-        GRANITE,
+        GRANITE_DENSE,
         architecture="HyperCLOVAXForCausalLM",
         names=Names(attention_post_norm="post_norm1", ffn_post_norm="post_norm2"),
         divided=False,

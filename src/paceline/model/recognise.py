@@ -36,7 +36,7 @@ WITH_PICTURES = {
 HEADS_APART = ("llava", "llava_next", "smolvlm", "idefics3", "voxtral", "llava_onevision", "internvl", "lfm2_vl")
 """Those whose head is not the text's own class's, so that what that does to logits is done by some programs and not by
 others."""
-FLAT = ("qwen2_vl", "qwen2_5_vl")
+TEXT_BESIDE_TOWER = ("qwen2_vl", "qwen2_5_vl")
 """Those whose text may be described next to the tower, without a `text_config`."""
 SAME_MODEL = {"kimi_k2": "deepseek_v3"}
 """Model types that are another one's under a name of their own."""
@@ -69,7 +69,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if (same := SAME_MODEL.get(str(config.get("model_type")))) is not None:
         return {**config, "model_type": same}
     outer = config.get("model_type")
-    if outer in FLAT and inner is None:
+    if outer in TEXT_BESIDE_TOWER and inner is None:
         return {**{key: it for key, it in config.items() if key != "vision_config"}, "model_type": WITH_PICTURES[outer]}
     if outer not in WITH_PICTURES or not isinstance(inner, Mapping):
         return config

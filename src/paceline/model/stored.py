@@ -1,16 +1,21 @@
 """Bits per weight of a quantised checkpoint, from its headers."""
 
+import re
 from collections.abc import Iterator
+from math import prod
 
 from paceline.model.checkpoint import Tensors
 from paceline.model.families import FAMILIES
 from paceline.model.family import Names
 from paceline.model.footprint import layer_matrices
 from paceline.model.gguf import GgufTensors
+from paceline.model.gguf.types import PACKED
 from paceline.model.spec import Delta, Experts, Layer, Mamba, ModelSpec
 
 ROUNDED = 8.5
 """Bits of a weight that was stored as a float and is rounded in groups (`rounding.pack_bytes`)."""
+TABLE = re.compile(r"(token_embd|per_layer_token_embd|output)\.weight")
+"""Names of matrices in GGUF files that are no layer's."""
 FUSED_FLOAT_BITS = 2
 """Bits that two floats for each 32 weights take: of matrices that are fused and not of one kind."""
 
@@ -29,7 +34,14 @@ def stored_bits(tensors: Tensors | GgufTensors, spec: ModelSpec) -> float | None
 
 def loose_bits(tensors: Tensors | GgufTensors) -> float | None:
     """As `stored_bits`, of a model with layers of other kinds, by what its checkpoint says of all of them."""
-    if isinstance(tensors, GgufTensors) or tensors.scheme is None:
+    if isinstance(tensors, GgufTensors):
+        entries = [(name, it) for name, it in tensors.place.items() if len(it.shape) > 1 and not TABLE.match(name)]
+        kinds = [(prod(it.shape), PACKED.get(it.kind)) for _, it in entries]
+        whole = sum(count for count, _ in kinds)
+        if 2 * sum(count for count, bits in kinds if bits is not None) <= whole:
+            return None
+        return sum(count * (ROUNDED if bits is None else bits) for count, bits in kinds) / whole
+    if tensors.scheme is None:
         return None
     found = {tensors.bits(name.removesuffix(tensors.scheme.mark) + "weight") for name in tensors.place}
     return max((it for it in found if it is not None), default=None)

@@ -19,7 +19,7 @@ PICTURES = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|embed_vision|audio_tower|embed_audio|connector"
     r"|mm_projector|vision_embedder|image_newline$)(\.|$)"
 )
-RENAMED = {
+AUTHORS_NAMES = {
     "exaone": tuple(
         (re.compile(theirs), ours)
         for theirs, ours in (
@@ -54,7 +54,7 @@ def of_text(name: str) -> str | None:
 
 def renamed(name: str, kind: str) -> str:
     """A tensor's name as transformers has it."""
-    for theirs, ours in RENAMED.get(kind, ()):
+    for theirs, ours in AUTHORS_NAMES.get(kind, ()):
         name = theirs.sub(ours, name)
     return name
 

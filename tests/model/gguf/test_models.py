@@ -429,6 +429,41 @@ def test_a_file_with_recurrences_keeps_its_own_bits(family: str, tmp_path: Path)
     assert held(own.weights) <= foretold <= 1.3 * held(own.weights)
 
 
+LATENT_SIZES = {"kv_lora_rank": 32, "q_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 32}
+LOOSE: dict[str, dict[str, Any]] = {
+    "gemma4_text": {"hidden_size_per_layer_input": 32, "moe_intermediate_size": 32},
+    "deepseek_v3": {**LATENT_SIZES, "moe_intermediate_size": 32},
+    "falcon_h1": {},
+    "nemotron_h": {"moe_intermediate_size": 32, "moe_shared_expert_intermediate_size": 64},
+    "apertus": {},
+    "hunyuan_v1_moe": {},
+}
+"""As `RECURRENT_OWN`, of families that PyTorch computes."""
+
+
+@pytest.mark.parametrize(
+    "family", [pytest.param(it, marks=[] if it in ("gemma4_text", "deepseek_v3") else pytest.mark.full) for it in LOOSE]
+)
+def test_a_file_of_other_layers_keeps_its_own_bits(family: str, tmp_path: Path) -> None:
+    """Each product is a native call; what lies between them is PyTorch's."""
+    if not form("bfloat16", None, "cpu").native:
+        pytest.skip("the native decoder is not available here")
+    sizes = {"layers": 3, **OTHERS[family], **LOOSE[family]}
+    path = tiny_checkpoint(tmp_path, family, vocab=96, hidden=64, with_tokenizer=False, **sizes)
+    floats = dict.fromkeys(("conv1d", "ffn_gate_inp", "ssm_norm"), Kind.F32)
+    file = write_gguf(tmp_path / "model.gguf", path, Kind.Q4_0, floats)
+    own, wide, exact = load_model(file), load_model(file, quantize="none"), logits(file, text(1))
+    assert own.packing.name == f"{STORED} products" and not wide.packing.native
+    own.allocate(BLOCKS, BLOCK)
+    found = feed(own, text(1), range(LENGTH // BLOCK), BLOCK, [7, 8]).float()
+    assert float(torch.nn.functional.cosine_similarity(found, exact, dim=1).median()) > 0.995
+    assert own.weight_bytes < 0.5 * wide.weight_bytes
+    spec = read_config(file)
+    foretold = measure(file, spec, packing_of(file, spec, "bfloat16", None, "cpu")).weights
+    assert held(own.weights) <= foretold <= 1.5 * held(own.weights)
+    assert packing_of(write_gguf(tmp_path / "wide.gguf", path, Kind.F16), spec, "bfloat16", None, "cpu").name != STORED
+
+
 def test_projections_of_qwen3_next_in_older_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There they lie head by head, as in the checkpoint."""
     path = tiny_checkpoint(tmp_path, "qwen3_next", vocab=96, layers=2, with_tokenizer=False, full_attention_interval=2)
