@@ -239,7 +239,7 @@ class NativeDecoder(Decoder):
             for each, mine in zip(self.scales, by.unbind(1)):
                 each[unit, :, :, group, :, lane] = mine
         both = unpacked(packed, shape, self.keys.dtype)
-        self.keys[unit, :, :, group, :, lane] = both[:, 0].view(*shape[:1], *shape[2:-1], -1, 2)
+        self.keys[unit, :, :, group, :, lane] = both[:, 0].view(*shape[:1], *shape[2:-1], shape[-1] // 2, 2)
         self.values[unit, :, :, group, lane // 2, :, lane % 2] = both[:, 1]
 
     def rows_of(self, slots: list[int]) -> tuple[Tensor, Tensor]:

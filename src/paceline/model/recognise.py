@@ -34,10 +34,10 @@ WITH_PICTURES = {
 }
 """Model types of which the text's part is served, and its type where it is not said: pictures and sound are refused."""
 HEADS_APART = ("llava", "llava_next", "smolvlm", "idefics3", "voxtral", "llava_onevision", "internvl", "lfm2_vl")
-"""Those whose head is not the text's own class's, so that what that does to logits is done by some programs and not by
-others."""
+"""Model types whose head is not that of the text's own class: what that does to logits is done by some programs and
+not by others."""
 TEXT_BESIDE_TOWER = ("qwen2_vl", "qwen2_5_vl")
-"""Those whose text may be described next to the tower, without a `text_config`."""
+"""Model types whose text may be described next to the tower, without a `text_config`."""
 SAME_MODEL = {"kimi_k2": "deepseek_v3"}
 """Model types that are another one's under a name of their own."""
 NEAREST = {

@@ -457,7 +457,7 @@ def test_a_file_of_other_layers_keeps_its_own_bits(family: str, tmp_path: Path) 
     own.allocate(BLOCKS, BLOCK)
     found = feed(own, text(1), range(LENGTH // BLOCK), BLOCK, [7, 8]).float()
     assert float(torch.nn.functional.cosine_similarity(found, exact, dim=1).median()) > 0.995
-    assert own.weight_bytes < 0.5 * wide.weight_bytes
+    assert own.weight_bytes < 0.6 * wide.weight_bytes
     spec = read_config(file)
     foretold = measure(file, spec, packing_of(file, spec, "bfloat16", None, "cpu")).weights
     assert held(own.weights) <= foretold <= 1.5 * held(own.weights)
