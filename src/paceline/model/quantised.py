@@ -14,14 +14,16 @@ from paceline.core.errors import CheckpointError
 from paceline.model.groups import FP4, Groups
 
 Config = Mapping[str, Any]
-SIDE_MEMBERS = ("input_scale", "activation_scale", "output_scale", "k_scale", "v_scale", "q_scale", "input_zero_point",
-                "weight_g_idx", "weight_shape", "g_idx")  # fmt: skip
+SIDE_MEMBERS = ("input_scale", "input_global_scale", "activation_scale", "output_scale", "k_scale", "v_scale",
+                "q_scale", "input_zero_point", "weight_g_idx", "weight_shape", "g_idx")  # fmt: skip
 """Members that say nothing of the weights, or that are read along with them."""
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the n-th of eight outputs lies in a word of AWQ."""
 HALVES, FLOATS, MXFP4 = 24, 64, 4.25
 """Bits of a group's scales in memory: a half and a byte, or two floats; bits per weight of MXFP4
 (`grouped.ScaleForm`)."""
+NVFP4_INPUTS, ROUNDED_FOURS = 16, 8.5
+"""Inputs of a group of NVFP4; bits of a weight in memory, where groups have 32 (`groups.regrouped`)."""
 GPTQ_FORMATS = ("gptq", "gptq_v2")
 """`checkpoint_format`: how zeros are stored."""
 OTHER_ORDER = ("group", "dynamic")
@@ -266,10 +268,12 @@ def compressed(settings: Config) -> Scheme:
         return Scheme("weight", floating(kind.get("block_structure")), AS_FLOATS)
     if form == "mxfp4-pack-quantized":
         return Scheme("weight_packed", mxfp4, bits=MXFP4)
+    if form == "nvfp4-pack-quantized":
+        return Scheme("weight_packed", fours("weight_packed", "weight_global_scale", size), bits=ROUNDED_FOURS)
     raise CheckpointError(
         f"this checkpoint is quantised with compressed-tensors in the format {form[:40]} "
         f"({str(kind.get('type'))[:20]}), which is not served; served are "
-        "pack-quantized, int-quantized, float-quantized and mxfp4-pack-quantized."
+        "pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized and nvfp4-pack-quantized."
     )
 
 
@@ -347,11 +351,43 @@ def mxfp4(layer: QuantisedLayer) -> Groups:
     return Groups(codes.view(torch.int8), torch.exp2(exponent.float() - 128), None, 4, FP4)
 
 
+def fours(member: str, whole: str, size: int) -> Read:
+    """NVFP4: numbers of four bits with a scale in FP8 for each 16, and one for all, by which those of
+    compressed-tensors are divided."""
+    if size not in (-1, NVFP4_INPUTS):
+        raise CheckpointError(f"config.json: NVFP4 in groups of {size} is not served; groups of {NVFP4_INPUTS} are.")
+
+    def read(layer: QuantisedLayer) -> Groups:
+        outputs, inputs = layer.shape
+        words = layer.take(member, (outputs, inputs // 2)).view(torch.uint8)
+        scale, every = layer.take("weight_scale", (outputs, inputs // NVFP4_INPUTS)), layer.take(whole, None).float()
+        if inputs % NVFP4_INPUTS or every.numel() != 1 or not bool(every > 0):
+            raise layer.wrong(f"has {inputs} inputs and a {whole} of {every.flatten()[:2].tolist()}")
+        codes = torch.stack((words & 15, words >> 4), 2).flatten(1)
+        wide = scale.float() / every if whole == "weight_global_scale" else scale.float() * every
+        return Groups(codes.view(torch.int8), wide.contiguous().mul_(0.5), None, 4, FP4)
+
+    return read
+
+
+def modelopt(settings: Config) -> Scheme:
+    """NVIDIA's ModelOpt: FP8 with one scale, or NVFP4."""
+    kind = settings.get("quant_algo")
+    if kind == "FP8":
+        return Scheme("weight", floating(), AS_FLOATS)
+    if kind == "NVFP4":
+        return Scheme("weight_scale_2", fours("weight", "weight_scale_2", group_size(settings)), bits=ROUNDED_FOURS)
+    raise CheckpointError(
+        f"config.json: quantization_config.quant_algo is {str(kind)[:40]}, which is not served; FP8 and NVFP4 are."
+    )
+
+
 QUANTISERS: dict[str, Callable[[Config], Scheme]] = {
     "compressed-tensors": compressed,
     "gptq": gptq,
     "awq": awq,
     "fp8": fp8,
     "fbgemm_fp8": fp8,
+    "modelopt": modelopt,
     "mxfp4": lambda settings: Scheme("blocks", mxfp4, bits=MXFP4),  # of experts alone: stacked.py
 }
