@@ -25,7 +25,8 @@ from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS, NEED_PROGRAM, SCRATCH, Ask, Host, View
 from paceline.draft.layer_search import Choice, Search, skipping, spread
 from paceline.draft.tree import Laws, Tree, TreeDrafter
-from paceline.sample.filters import Warp, law
+from paceline.core.warp import Warp
+from paceline.sample.filters import law
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race, winners
 

@@ -139,7 +139,7 @@ class Decoder:
         self,
         rows: Rows,
         most: list[int],
-        temperature: list[float],
+        warp: "list[Warp]",
         keys: list[list[int]],
         worth: list[float],
         share: float,
@@ -150,7 +150,7 @@ class Decoder:
 
         assert self.draw is not None
         with torch.inference_mode():
-            return chain(self, self.draw, self.block_size, rows, most, temperature, keys, worth, share, sharp)
+            return chain(self, self.draw, self.block_size, rows, most, warp, keys, worth, share, sharp)
 
     def draws(self, draw: "Draw") -> None:
         """Let the decoder draw on its device, if its layers are kernels there. A call may then be several passes."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from paceline.core.request import Request, TokenLogprob
 from paceline.sample.chunks import chunks
-from paceline.sample.filters import Warp
+from paceline.core.warp import Warp
 
 
 def token_logprobs(rows: Sequence[tuple[Request, object]], scores: Tensor, tokens: Sequence[int]) -> list[TokenLogprob]:
