@@ -196,8 +196,8 @@ class DySpec(TreeDrafter):
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
 
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
-        """Deterministic trees in one native call, a round of a run, where temperature and filters alone make the distribution;
-        `_settle` is its twin."""
+        """Deterministic trees in one native call, a round of a run, where temperature and filters alone make the
+        distribution; `_settle` is its twin."""
         left, warm, openings = self.chunk, list[Tree](), list[Opening]()
         for tree in trees:
             item, warp = tree.ask.item, self.sampler.warp(tree.ask.request)

@@ -20,6 +20,7 @@ from paceline.core.plan import Item
 from paceline.core.proposer import ProposerTable
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
+from paceline.core.warp import Warp
 from paceline.draft import Ask, Host, View
 from paceline.draft.apart import Apart
 from paceline.draft.head import Head, need

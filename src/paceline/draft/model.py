@@ -19,6 +19,7 @@ from paceline.core.program import WHOLE, Program
 from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import Rows, RowsBuilder
+from paceline.core.warp import Warp
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host, View
 from paceline.draft.apart import Apart
 from paceline.native.structs import CChains, addresses, integers_in, reals_in

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.core.proposer import Draft, ProposerTable
+from paceline.core.warp import Warp
 from paceline.native.build import library
 from paceline.native.structs import CDraft, CTurn, warped
 
@@ -28,7 +29,10 @@ def one_round(table: ProposerTable, openings: Sequence[Opening]) -> list[Draft]:
     found = library()
     assert found is not None, "a table is made only where the library is"
     turns = (CTurn * len(openings))(
-        *(CTurn(place, 0, it.room, it.most, it.known - 1, it.last, warped(it.warp)) for place, it in enumerate(openings))
+        *(
+            CTurn(place, 0, it.room, it.most, it.known - 1, it.last, warped(it.warp))
+            for place, it in enumerate(openings)
+        )
     )
     drafts = (CDraft * len(openings))()
     state = ctypes.byref(table.state)

@@ -33,6 +33,7 @@ from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
     from paceline.core.proposer import Continuation, Proposer
+    from paceline.core.warp import Warp
     from paceline.model.chained import ChainTable
     from paceline.model.gpu.graphs import Graphs
     from paceline.model.gpu.loops import Draw

@@ -16,6 +16,7 @@ from paceline.core.program import Program
 from paceline.core.proposer import Continuation, Proposer
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows
+from paceline.core.warp import Warp
 from paceline.model import pages
 from paceline.model.blocks import FeedForward, Mixture
 from paceline.model.callbacks import Callbacks
@@ -44,6 +45,7 @@ from paceline.native.structs import (
     integers_in,
     keys_in,
     reals_in,
+    warps_in,
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8

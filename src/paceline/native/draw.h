@@ -56,6 +56,8 @@ static i64 largest(const float* x, i64 n, float& top) {
   }
 }
 
+static __mmask16 finite(__m512 z, __mmask16 k) { return _mm512_mask_cmp_ps_mask(k, z, set(-INFINITY), _CMP_GT_OQ); }
+
 // argmax of x / temperature + Gumbel(key), the lowest at ties; -1 where nothing is finite. sample/race.py says why few
 // tokens need their exact value; here 8 at a time are bounded.
 static i64 race(const float* x, i64 n, double temperature, uint64_t key, Room& bounds) {
@@ -69,7 +71,7 @@ static i64 race(const float* x, i64 n, double temperature, uint64_t key, Room& b
   for (i64 i = 0; i < n; i += 16) {
     const __mmask16 k = below(n - i);
     const __m512 raw = _mm512_maskz_loadu_ps(k, x + i);
-    if (!_mm512_mask_cmp_ps_mask(k, raw, set(-INFINITY), _CMP_GT_OQ)) {  // what filters left nothing of
+    if (!finite(raw, k)) {  // what filters left nothing of
       _mm512_storeu_ps(bound + i, set(INFINITY));
       noise.pass(16);
       continue;
@@ -119,54 +121,70 @@ static float kth(const float* z, i64 n, i64 k, std::vector<float>& best) {
   return least;
 }
 
+struct Total {  // of e^z, in float64: what top-p leaves hangs on its last digits
+  double lanes[16] = {};
+  alignas(64) float e[16];
+
+  void add(__m512 z, __mmask16 k) {
+    _mm512_storeu_ps(e, _mm512_mask_add_ps(_mm512_setzero_ps(), k, exponential(z), _mm512_setzero_ps()));
+    for (i64 i = 0; i < 16; i++) lanes[i] += e[i];
+  }
+  double all() const {
+    double sum = 0;
+    for (double lane : lanes) sum += lane;
+    return sum;
+  }
+};
+
 // What is below the floor becomes -inf: the sum of e^z of the rest
-static float above(float* z, i64 n, float floor) {
-  __m512 sum = _mm512_setzero_ps();
+static double above(float* z, i64 n, float floor) {
+  Total total;
   each(n, [&](i64 i, __mmask16 k) {
     const __m512 v = _mm512_maskz_loadu_ps(k, z + i);
-    const __mmask16 some = _mm512_mask_cmp_ps_mask(k, v, set(-INFINITY), _CMP_GT_OQ);
-    const __mmask16 kept = some & _mm512_mask_cmp_ps_mask(k, set(floor), v, _CMP_LE_OQ);
-    if (kept) sum = _mm512_mask_add_ps(sum, kept, sum, exponential(v));
+    const __mmask16 some = finite(v, k), kept = some & _mm512_mask_cmp_ps_mask(k, set(floor), v, _CMP_LE_OQ);
+    if (kept) total.add(v, kept);
     if (kept != some) put(z + i, _mm512_mask_add_ps(set(-INFINITY), kept, v, _mm512_setzero_ps()), k);
   });
-  return _mm512_reduce_add_ps(sum);
+  return total.all();
 }
 
-// Where the shares of the likeliest, e^z / all, reach p; -inf where those of all of them do not
-static float reached(const float* z, i64 n, float all, double p, std::vector<float>& best) {
-  const double log_all = std::log(all);
-  double before = 0;
-  auto search = [&]() -> float {
+// Where the sum of the largest e^z reaches `wanted`; -inf where that of all does not
+static float reached(const float* z, i64 n, double wanted, std::vector<float>& best) {
+  Total one;
+  auto search = [&](double before) -> float {
     std::sort(best.begin(), best.end(), std::greater<float>());
-    for (float v : best)
-      if ((before += std::exp(v - log_all)) >= p) return v;
+    for (size_t i = 0; i < best.size(); i++) {
+      if (i % 16 == 0) {
+        const __mmask16 k = below(best.size() - i);
+        one.add(_mm512_maskz_loadu_ps(k, &best[i]), k);
+      }
+      if ((before += one.e[i % 16]) >= wanted) return best[i];
+    }
     return -INFINITY;
   };
   for (i64 few : {64, 1024}) {  // most texts need no more
     if (few >= n) break;
     kth(z, n, few, best);
-    before = 0;
-    const float floor = search();
+    const float floor = search(0);
     if (floor > -INFINITY || (i64)best.size() < few) return floor;
   }
   const i64 BINS = 1536;  // of 1/16, down to e^-96
   std::vector<double> share(BINS);
   auto bin = [](float v) { return std::min<i64>(BINS - 1, (i64)(v * -16)); };
-  alignas(64) float e[16];
-  for (i64 i = 0; i < n; i += 16) {
-    const __m512 v = _mm512_maskz_loadu_ps(below(n - i), z + i);
-    uint32_t left = _mm512_mask_cmp_ps_mask(below(n - i), v, set(-INFINITY), _CMP_GT_OQ);
-    _mm512_storeu_ps(e, exponential(v));
-    for (; left; left &= left - 1) share[bin(z[i + __builtin_ctz(left)])] += e[__builtin_ctz(left)];
-  }
+  each(n, [&](i64 i, __mmask16 k) {
+    const __m512 v = _mm512_maskz_loadu_ps(k, z + i);
+    uint32_t left = finite(v, k);
+    one.add(v, k);
+    for (; left; left &= left - 1) share[bin(z[i + __builtin_ctz(left)])] += one.e[__builtin_ctz(left)];
+  });
   i64 last = 0;
-  before = 0;
-  while (last < BINS - 1 && before + share[last] / all < p) before += share[last++] / all;
+  double before = 0;
+  while (last < BINS - 1 && before + share[last] < wanted) before += share[last++];
   best.clear();
   for (i64 i = 0; i < n; i++)
     if (z[i] > -INFINITY && bin(z[i]) == last) best.push_back(z[i]);
-  const float floor = search();
-  return floor > -INFINITY || best.empty() ? floor : best.back();  // the last digits of the sums differ
+  const float floor = search(before);
+  return floor > -INFINITY || best.empty() ? floor : best.back();  // sums in another order
 }
 
 // log p of the distribution with logits x / temperature, after the filters; NaN where all of them are -inf, or one is inf or NaN
@@ -180,14 +198,14 @@ static void log_law(const float* x, i64 n, const Warp& warp, float* to) {
     if (!filters) sum = _mm512_mask_add_ps(sum, k, sum, exponential(z));
     put(to + i, z, k);
   });
-  float all = _mm512_reduce_add_ps(sum);
+  double all = _mm512_reduce_add_ps(sum);
   if (filters && some) {
     static thread_local std::vector<float> best;
     const float likely = warp.min_p > 0 ? std::log((float)warp.min_p) : -INFINITY;
     all = above(to, n, warp.top_k > 0 ? std::max(likely, kth(to, n, warp.top_k, best)) : likely);
-    if (warp.top_p < 1) all = above(to, n, reached(to, n, all, warp.top_p, best));
+    if (warp.top_p < 1) all = above(to, n, reached(to, n, warp.top_p * all, best));
   }
-  const __m512 whole = set(some ? std::log(all) : NAN);
+  const __m512 whole = set(some ? filters ? (float)std::log(all) : std::log((float)all) : NAN);
   each(n, [&](i64 i, __mmask16 k) { put(to + i, _mm512_sub_ps(_mm512_maskz_loadu_ps(k, to + i), whole), k); });
 }
 

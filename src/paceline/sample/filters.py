@@ -46,7 +46,8 @@ def top_p_floor(log_p: Tensor, top_p: Sequence[float]) -> Tensor:
 
     The sum runs in float64 over a few of the most probable; only rows that do not reach top_p go on to more.
     """
-    p = torch.tensor(top_p, dtype=torch.float64, device=log_p.device)[:, None]
+    whole = log_p.to(torch.float64).exp().sum(-1, keepdim=True)  # 1 to seven digits: the last tokens weigh less
+    p = torch.tensor(top_p, dtype=torch.float64, device=log_p.device)[:, None] * whole
     floor = torch.empty_like(log_p[:, :1])
     todo = torch.arange(len(top_p), device=log_p.device)
     size = log_p.shape[-1]
