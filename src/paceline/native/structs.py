@@ -3,10 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_double, c_float, c_int64, c_void_p
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from paceline.core.warp import Warp
+from typing import Any, Protocol
 
 
 def integers(*names: str) -> list[tuple[str, type]]:
@@ -120,12 +117,25 @@ class CWarp(Structure):
     _fields_ = [*doubles("temperature", "min_p", "top_p"), *integers("top_k")]
 
 
-def warped(warp: "Warp") -> CWarp:
+class WarpLike(Protocol):
+    """`core.warp.Warp`, which this room does not import."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+
+
+def warped(warp: WarpLike) -> CWarp:
     """Structure that says the same."""
     return CWarp(warp.temperature, warp.min_p, warp.top_p, min(warp.top_k, (1 << 31) - 1))
 
 
-def warps_in(warps: "Sequence[Warp]") -> "ctypes.Array[CWarp]":
+def warps_in(warps: Sequence[WarpLike]) -> "ctypes.Array[CWarp]":
     return (CWarp * len(warps))(*map(warped, warps))
 
 
