@@ -100,7 +100,7 @@ class Decoder:
         self.following: list[Norm | None] = [None] * len(spec.layers)
         """The norm that reads the stream behind each layer, where one kernel adds and norms."""
         self.draw: Draw | None = None
-        """Draws tokens by temperature alone."""
+        """Draws tokens by temperature and filters alone."""
         self.graphs: Graphs | None = None
         """Passes that are captured and replayed, on a GPU."""
         self.kernels: Callable[[Tensor, Tensor, torch.dtype, float], Tensor] | None = None

@@ -170,7 +170,7 @@ static float reached(const float* z, i64 n, double wanted, std::vector<float>& b
   }
   const i64 BINS = 1536;  // of 1/16, down to e^-96
   std::vector<double> share(BINS);
-  auto bin = [](float v) { return std::min<i64>(BINS - 1, (i64)(v * -16)); };
+  auto bin = [](float v) { return (i64)std::min((float)(BINS - 1), v * -16); };
   each(n, [&](i64 i, __mmask16 k) {
     const __m512 v = _mm512_maskz_loadu_ps(k, z + i);
     uint32_t left = finite(v, k);
