@@ -19,7 +19,7 @@ from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
 from paceline.model.lora import LoraWeights
 from paceline.model.state import Scan, States
-from paceline.sample.filters import Warp, law
+from paceline.sample.filters import law
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race, winners
 
@@ -255,9 +255,9 @@ class Toy:
 
     @staticmethod
     def draw(x: torch.Tensor, text: Continuation, index: int) -> int:
-        if not text.temperature:
+        if text.warp.greedy:
             return winners(x[None])[0]
-        scores = law(x[None], [Warp(text.temperature, 0, 1.0, 0.0)])
+        scores = law(x[None], [text.warp])
         return race(scores, keys_tensor([text.keys[index]]))[0]
 
     def move(self, source: list[int], target: list[int]) -> None:

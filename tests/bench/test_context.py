@@ -24,6 +24,12 @@ def machine(max_len: int, blocks: int) -> Engine:
     return Engine(model, EngineConfig(blocks, max_requests=1, row_budget=512))
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the machine takes for a prompt."""
+    monkeypatch.setattr(context, "LONG_PROMPT_S", 1e9)
+
+
 def test_steps_behind_both_texts_are_timed() -> None:
     engine, seen = machine(8192, 400), list[int]()
     forward = engine.model.forward
@@ -48,6 +54,9 @@ def test_a_slow_machine_makes_fewer_turns(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(context, "PROFILED_S", 0.0)
     assert list(turns_in_time(24)) == list(range(FEWEST_TURNS + 1))
     assert list(turns_in_time(2)) == [0, 1, 2]
+    monkeypatch.setattr(context, "LONG_PROMPT_S", 0.0)
+    found = measure(machine(8192, 400), GREEDY, turns=1)
+    assert found is not None and found.tokens == 2 * SHORT_TEXT_TOKENS, "and has a shorter text"
 
 
 def test_what_is_said() -> None:

@@ -16,6 +16,7 @@ from pytest import MonkeyPatch
 from paceline.core.forest import ROOT, Forest, Role
 from paceline.core.params import SamplingParams
 from paceline.core.program import Entry
+from paceline.core.warp import Warp
 from paceline.draft import Ask, swift, tree
 from paceline.draft.early_exit import EarlyExit
 from paceline.draft.grow import HeadDrafter
@@ -422,9 +423,9 @@ def one_noise_for_all_passes(patch: MonkeyPatch) -> None:
 
 
 def everybody_straight(patch: MonkeyPatch) -> None:
-    """Requests whose distribution is not temperature's alone go without a judge."""
+    """Requests go without a judge and by temperature alone, whatever else makes their distribution."""
     patch.setattr(Judge, "judge_free", lambda self, request: True)
-    patch.setattr(Sampler, "temperature", lambda self, request: request.params.temperature)
+    patch.setattr(Sampler, "warp", lambda self, request: Warp(request.params.temperature))
 
 
 def entries_changed(patch: MonkeyPatch, change: Callable[[Entry], Entry]) -> None:

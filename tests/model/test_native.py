@@ -17,6 +17,7 @@ from paceline.core.proposer import Continuation
 from paceline.core.request import Request
 from paceline.core.result import Round
 from paceline.core.rows import Rows
+from paceline.core.warp import Warp
 from paceline.model import packed
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
@@ -300,23 +301,25 @@ def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], unit: Un
     chunks = [Chunk(range(4 * n, 4 * n + 4), 0, text(20 + n, 5 + 9 * n)) for n in range(3)]
     most = [6, 1, 4]
     ends = [sum(len(c.given) for c in chunks[: n + 1]) - 1 for n in range(3)]
-    together = decoder.chain(lay_out(chunks, 16, want=ends), most, [0.0] * 3, [[]] * 3, worth, 0.5, 0.7)
+    together = decoder.chain(lay_out(chunks, 16, want=ends), most, [Warp(0.0)] * 3, [[]] * 3, worth, 0.5, 0.7)
     for chunk, n, least, drawn in zip(chunks, most, worth, together):
         assert drawn == one_by_one(decoder, lay_out([chunk], 16, want=[len(chunk.given) - 1]), n, least)
 
 
 @pytest.mark.parametrize("unit", (Unit.TILES, Unit.SHORT), ids=attrgetter("name"))
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("warp", [Warp(0.0), Warp(0.7), Warp(1.3, 8, 0.9, 0.01)])
 def test_a_run_is_its_passes_one_by_one(
-    checkpoints: dict[str, Path], unit: Unit, temperature: float, quantize: str | None
+    checkpoints: dict[str, Path], unit: Unit, warp: Warp, quantize: str | None
 ) -> None:
     """Tokens to the bit, the keys and values of all but the last, and the ends: of the texts one ends early; nothing is
     drawn from what is not finite."""
     decoder = native(checkpoints["qwen3"], unit, quantize)
     sampler, passes, size = Sampler(VOCAB), 7, 8
     chunks = [Chunk([5 - n, 8 + n], 0, text(20 + n, 2 + 3 * n)) for n in range(2)]
-    params = SamplingParams(temperature=temperature, top_k=0, seed=3).resolve({})
+    temperature = warp.temperature
+    params = SamplingParams(temperature=temperature, top_k=warp.top_k, top_p=warp.top_p, min_p=warp.min_p, seed=3)
+    params = params.resolve({})
 
     def last() -> Rows:
         """The last row of each, behind the others."""
@@ -338,9 +341,7 @@ def test_a_run_is_its_passes_one_by_one(
     assert len({*expected[0]}) > 1
     keys = [[request.target_noise.key(index) for index in range(passes)] for request in requests]
     for ends in ([()] * 2, [(VOCAB + 1, expected[0][2]), ()]):
-        drawn_by = [
-            Continuation(temperature, mine if temperature else [], last, passes) for mine, last in zip(keys, ends)
-        ]
+        drawn_by = [Continuation(warp, mine if temperature else [], last, passes) for mine, last in zip(keys, ends)]
         out = decoder.run(last(), passes, drawn_by).drawn
         stop = expected[0].index(ends[0][1]) + 1 if ends[0] else passes
         assert [drawn.tokens for drawn in out] == [expected[0][:stop], expected[1]]
@@ -351,7 +352,7 @@ def test_a_run_is_its_passes_one_by_one(
             torch.testing.assert_close(after, z, rtol=0, atol=0)
     if quantize is None:  # in int8 what is no number is rounded to one
         decoder.weights.norm.weight.fill_(float("nan"))
-        texts = [Continuation(temperature, mine, (), passes) for mine in keys]
+        texts = [Continuation(warp, mine, (), passes) for mine in keys]
         nothing = decoder.run(last(), passes, texts).drawn
         assert [drawn.tokens for drawn in nothing] == [[-1], [-1]]
 

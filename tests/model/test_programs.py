@@ -13,6 +13,7 @@ from paceline.core.errors import InputError
 from paceline.core.noise import TargetNoise
 from paceline.core.program import Program
 from paceline.core.proposer import Continuation, Draft, Turn
+from paceline.core.warp import Warp
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
@@ -152,7 +153,7 @@ class Oracle:
 
 def texts_of(temperature: float) -> list[Continuation]:
     keys = [[TargetNoise(n).key(i) for i in range(ROOM)] if temperature else [] for n in range(3)]
-    return [Continuation(temperature, mine, (), ROOM) for mine in keys]
+    return [Continuation(Warp(temperature), mine, (), ROOM) for mine in keys]
 
 
 def run_all(model: NativeDecoder, texts: list[Continuation], passes: int, proposer: Any = None, taps: Any = ()) -> Any:

@@ -13,6 +13,7 @@ import torch
 from paceline.core.noise import TargetNoise
 from paceline.core.proposer import Continuation, Proposer, ProposerTable
 from paceline.core.rows import Drawn, Rows
+from paceline.core.warp import Warp
 from paceline.draft.ngram import LookupProposer, NgramIndex
 from paceline.model.native import NativeDecoder
 from paceline.native.build import Unit, library
@@ -76,21 +77,21 @@ def chain(drafter: NativeDecoder, known: list[int], how: Continuation, most: int
         return []
     drafter.allocate(9, SIZE)
     rows = lay_out([Chunk([*range(9)], 0, known)], SIZE, want=[len(known) - 1])
-    [tokens] = drafter.chain(rows, [most], [how.temperature], [how.keys[said:]], [worth], SHARE, SHARP)
+    [tokens] = drafter.chain(rows, [most], [how.warp], [how.keys[said:]], [worth], SHARE, SHARP)
     return tokens
 
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("warp", [Warp(0.0), Warp(0.7), Warp(0.7, 40, 0.97)])
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
-def test_a_run_with_drafts(checkpoints: dict[str, Path], unit: Unit, temperature: float, quantize: str | None) -> None:
+def test_a_run_with_drafts(checkpoints: dict[str, Path], unit: Unit, warp: Warp, quantize: str | None) -> None:
     """Three texts; of the first the draft model lacks one row, of the third all. The first ends before the others."""
     target, drafter = native(checkpoints["qwen3"], unit, quantize), native(checkpoints["qwen3"], unit)
     weight = drafter.weights.norm.weight
     weight.mul_(1 + 0.55 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
-    keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
-    plain = run(target, [Continuation(temperature, mine, (), ROOM) for mine in keys], ROOM)
-    texts = [Continuation(temperature, mine[:most], (), most) for mine, most in zip(keys, (6, ROOM, ROOM))]
+    keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if not warp.greedy else [] for n in range(3)]
+    plain = run(target, [Continuation(warp, mine, (), ROOM) for mine in keys], ROOM)
+    texts = [Continuation(warp, mine[:most], (), most) for mine, most in zip(keys, (6, ROOM, ROOM))]
     lacks = [len(GIVEN[0]) - 1, 0, 0]
     fill(drafter, lacks)
     behind = [Chunk(TABLES[n], lacks[n], GIVEN[n][lacks[n] :]) for n in DRAFTING]
@@ -131,7 +132,7 @@ def test_a_run_with_lookups(checkpoints: dict[str, Path], temperature: float) ->
     """The third text is told what it will say twice over, then other things; the second looks nothing up."""
     target = native(checkpoints["qwen3"], Unit.DOT)
     keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if temperature else [] for n in range(3)]
-    texts = [Continuation(temperature, mine, (), ROOM) for mine in keys]
+    texts = [Continuation(Warp(temperature), mine, (), ROOM) for mine in keys]
     plain = run(target, texts, ROOM)
     indices = {n: NgramIndex(len(GIVEN[n]) - 3) for n in DRAFTING}
     known = {0: plain[0].tokens[:5] + GIVEN[0], 2: GIVEN[2] + plain[2].tokens + GIVEN[2][:7] + GIVEN[2]}
@@ -165,7 +166,7 @@ def test_a_lookup_is_the_index_of_ngram(checkpoints: dict[str, Path]) -> None:
             index.extend(mine)
         worth = [0.3, 0.05]
         lookups = LookupProposer([2, 0], [6, 6], worth, tokens, indices)
-        out = run(target, [Continuation(0.0, [], (), 30)] * 3, 1, lookups)
+        out = run(target, [Continuation(Warp(0.0), [], (), 30)] * 3, 1, lookups)
         drafts = [index.draft(mine, 6, least) for index, mine, least in zip(indices, tokens, worth)]
         assert [pairs(out[2])[0][0], pairs(out[0])[0][0]] == [*map(len, drafts)]
         sizes |= {*map(len, drafts)}
@@ -176,7 +177,8 @@ def test_what_a_lookup_copies(checkpoints: dict[str, Path]) -> None:
     """The latest of two matches; and a match that reaches the end of the text goes on into what it has drafted."""
     target = native(checkpoints["qwen3"], Unit.DOT)
     for seed in range(60):
-        texts = [Continuation(0.3, [TargetNoise(3 * seed + n).key(i) for i in range(ROOM)], (), ROOM) for n in range(3)]
+        keys = [[TargetNoise(3 * seed + n).key(i) for i in range(ROOM)] for n in range(3)]
+        texts = [Continuation(Warp(0.3), mine, (), ROOM) for mine in keys]
         said = run(target, texts, ROOM)[0].tokens
         period = next((n for n in range(2, 6) if said[n] == said[0] and len({*said[:n]}) == n), 0)
         if period:

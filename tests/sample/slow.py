@@ -64,13 +64,13 @@ def scores(
     if p.top_k:
         z[z < z.sort(descending=True).values[: p.top_k][-1]] = -INF
     if p.top_p is not None and p.top_p < 1:
-        z = z.log_softmax(-1)
+        exact = z.to(torch.float64).log_softmax(-1)
         mass, floor = 0.0, -INF
-        for value in z.sort(descending=True).values.tolist():
+        for value in exact.sort(descending=True).values.tolist():
             mass, floor = mass + math.exp(value), value
             if mass >= p.top_p:
                 break
-        z[z < floor] = -INF
+        z[exact < floor] = -INF
     return z.log_softmax(-1)
 
 

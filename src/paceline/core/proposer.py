@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from paceline.core.warp import Warp
+
 if TYPE_CHECKING:
     import ctypes
 
@@ -12,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class Continuation(NamedTuple):
-    """How a text goes on: at most `most` tokens, to one of its `ends` at most, drawn at this temperature, each by the
-    next of `keys` (0: greedy, without keys)."""
+    """How a text goes on: at most `most` tokens, to one of its `ends` at most, drawn by this temperature and these
+    filters, each by the next of `keys` (greedy: without keys)."""
 
-    temperature: float
+    warp: Warp
     keys: list[int]
     ends: Collection[int]
     most: int

@@ -196,16 +196,16 @@ class DySpec(TreeDrafter):
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
 
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
-        """Deterministic trees in one native call, a round of a run, where temperature alone makes the distribution;
-        `_settle` is its twin."""
+        """Deterministic trees in one native call, a round of a run, where temperature and filters alone make the
+        distribution; `_settle` is its twin."""
         left, warm, openings = self.chunk, list[Tree](), list[Opening]()
         for tree in trees:
-            item, x = tree.ask.item, self.sampler.temperature(tree.ask.request)
-            if tree.fresh and tree.law is Law.POINT and x is not None and tree.known - tree.reach <= left:
+            item, warp = tree.ask.item, self.sampler.warp(tree.ask.request)
+            if tree.fresh and tree.law is Law.POINT and warp is not None and tree.known - tree.reach <= left:
                 left -= tree.known - tree.reach
                 warm.append(tree)
                 [last] = tree.text(tree.known - 1, tree.known)
-                openings.append(Opening(tree.known, item.depth, item.nodes, last, x))
+                openings.append(Opening(tree.known, item.depth, item.nodes, last, warp))
         table = self.table(self.proposer(warm)) if warm else None
         if table is not None:
             for tree, (tokens, parents) in zip(warm, one_round(table, openings)):

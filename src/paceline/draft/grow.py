@@ -20,6 +20,7 @@ from paceline.core.plan import Item
 from paceline.core.proposer import ProposerTable
 from paceline.core.registry import Offers
 from paceline.core.rows import RowsBuilder
+from paceline.core.warp import Warp
 from paceline.draft import Ask, Host, View
 from paceline.draft.apart import Apart
 from paceline.draft.head import Head, need
@@ -184,9 +185,10 @@ class HeadDrafter(TreeDrafter):
         return self.forest(trees, self.grow(cold), view)
 
     def warm(self, tree: Tree) -> bool:
-        """Can it be drafted in one native call: is it deterministic, and made by temperature alone?"""
+        """Can it be drafted in one native call: is it deterministic, and made by temperature and filters
+        alone?"""
         able = self.compiled.stages is not None and tree.law is Law.POINT
-        return able and self.sampler.temperature(tree.ask.request) is not None
+        return able and self.sampler.warp(tree.ask.request) is not None
 
     def at_once(self, trees: list[Tree], contexts: Mapping[int, Tensor]) -> bool:
         """Draft these trees in one native call, a round of a run, if there is one. Was there?"""
@@ -195,7 +197,7 @@ class HeadDrafter(TreeDrafter):
         items = [tree.ask.item for tree in trees]
         first = {place: contexts[tree.ask.place] for place, tree in enumerate(trees)}
         openings = [
-            Opening(tree.known, item.depth, item.nodes, tree.ask.request.tokens[tree.known - 1], 0.0)
+            Opening(tree.known, item.depth, item.nodes, tree.ask.request.tokens[tree.known - 1], Warp(0.0))
             for tree, item in zip(trees, items)
         ]
         table = self.table(HeadProposer(self, trees, items, first))

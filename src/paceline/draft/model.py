@@ -19,6 +19,7 @@ from paceline.core.program import WHOLE, Program
 from paceline.core.proposer import Draft, ProposerTable, Turn
 from paceline.core.registry import Offers
 from paceline.core.rows import Rows, RowsBuilder
+from paceline.core.warp import Warp
 from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, Host, View
 from paceline.draft.apart import Apart
 from paceline.native.structs import CChains, addresses, integers_in, reals_in
@@ -41,7 +42,7 @@ class Chains(Protocol):
         self,
         rows: Rows,
         most: list[int],
-        temperature: list[float],
+        warp: list[Warp],
         keys: list[list[int]],
         worth: list[float],
         share: float,
@@ -201,28 +202,28 @@ class ModelDrafter:
         return tables
 
     def _chains(self, growing: Sequence[Growing]) -> None:
-        """Whole drafts in one native call, where temperature alone makes the distribution; the steps below are its
-        twin."""
+        """Whole drafts in one native call, where temperature and filters alone make the distribution; the steps below
+        are its twin."""
         left, warm = self.chunk, []
         for g in growing:
-            t = self.sampler.temperature(g.ask.request)
-            if g.live and g.ask.law is not Law.SAMPLED and t is not None and g.known - g.reach <= left:
+            warp = self.sampler.warp(g.ask.request)
+            if g.live and g.ask.law is not Law.SAMPLED and warp is not None and g.known - g.reach <= left:
                 left -= g.known - g.reach
-                warm.append((g, t))
+                warm.append((g, warp))
         if self.chain is None or not warm:
             return
         rows = lacking([g for g, _ in warm], self.model.device)
         most = [g.length for g, _ in warm]
-        keys = [[g.key(depth + 1) for depth in range(n)] if t else [] for (g, t), n in zip(warm, most)]
+        keys = [[g.key(depth + 1) for depth in range(n)] if not warp.greedy else [] for (g, warp), n in zip(warm, most)]
         worth = [(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g, _ in warm]
-        temperatures = [t for _, t in warm]
+        warps = [warp for _, warp in warm]
         drawn = self.chain(
             rows,
             most,
-            temperatures,
+            warps,
             keys,
             worth,
-            self.sampled.of(*(g.ask.request for g, _ in warm)).of(temperatures),
+            self.sampled.of(*(g.ask.request for g, _ in warm)).of([warp.temperature for warp in warps]),
             SHARP,
         )
         for (g, _), tokens in zip(warm, drawn):
@@ -367,7 +368,7 @@ class ChainProposer:
         least = reals_in([(g.ask.item.min_chance or CHAIN_MIN_CHANCE).node for g in self.growing])
         nodes, reach = integers_in(self.nodes), integers_in([g.reach for g in self.growing])
         requests = [g.ask.request for g in self.growing]
-        chance = self.sampled.of(*requests).of([self.sampler.temperature(request) or 0.0 for request in requests])
+        chance = self.sampled.of(*requests).of([request.params.temperature or 0.0 for request in requests])
         state = CChains(ctypes.pointer(model), ctypes.pointer(behind), *addresses(nodes, least, reach), chance, SHARP)
 
         def done() -> None:

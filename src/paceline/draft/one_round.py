@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from paceline.core.proposer import Draft, ProposerTable
+from paceline.core.warp import Warp
 from paceline.native.build import library
-from paceline.native.structs import CDraft, CTurn
+from paceline.native.structs import CDraft, CTurn, warped
 
 
 class Opening(NamedTuple):
@@ -20,8 +21,7 @@ class Opening(NamedTuple):
     """Most nodes."""
     last: int
     """The text's last token."""
-    temperature: float
-    """0: greedy."""
+    warp: Warp
 
 
 def one_round(table: ProposerTable, openings: Sequence[Opening]) -> list[Draft]:
@@ -29,7 +29,10 @@ def one_round(table: ProposerTable, openings: Sequence[Opening]) -> list[Draft]:
     found = library()
     assert found is not None, "a table is made only where the library is"
     turns = (CTurn * len(openings))(
-        *(CTurn(place, 0, it.room, it.most, it.known - 1, it.last, it.temperature) for place, it in enumerate(openings))
+        *(
+            CTurn(place, 0, it.room, it.most, it.known - 1, it.last, warped(it.warp))
+            for place, it in enumerate(openings)
+        )
     )
     drafts = (CDraft * len(openings))()
     state = ctypes.byref(table.state)

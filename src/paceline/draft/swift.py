@@ -22,10 +22,11 @@ from paceline.core.program import inputs
 from paceline.core.registry import DrafterSetting, Offers
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
+from paceline.core.warp import Warp
 from paceline.draft import DRAFTERS, NEED_PROGRAM, SCRATCH, Ask, Host, View
 from paceline.draft.layer_search import Choice, Search, skipping, spread
 from paceline.draft.tree import Laws, Tree, TreeDrafter
-from paceline.sample.filters import Warp, law
+from paceline.sample.filters import law
 from paceline.sample.noise import keys_tensor
 from paceline.sample.race import race, winners
 

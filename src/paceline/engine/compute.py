@@ -155,9 +155,10 @@ class Compute:
     def _continuation(self, item: Item, passes: int) -> Continuation:
         """Continuation of a text over `passes` passes."""
         request, most = item.request, 1 + item.reserved(passes)
-        temperature = self.judge.sampler.temperature(request) or 0.0
-        keys = [request.target_noise.key(request.index(depth)) for depth in range(most)] if temperature else []
-        return Continuation(temperature, keys, self.ends(request.id), most)
+        warp = self.judge.sampler.warp(request)
+        assert warp is not None, "a run is of requests that need no judge"
+        keys = [request.target_noise.key(request.index(depth)) for depth in range(most)] if not warp.greedy else []
+        return Continuation(warp, keys, self.ends(request.id), most)
 
     @staticmethod
     def _told(plan: Plan, out: Out, done: Computed) -> None:

@@ -25,11 +25,11 @@ class Judge:
         self._verifiers: dict[str, Verifier] = {}
 
     def judge_free(self, request: Request) -> bool:
-        """Can several passes run without a judge between them? Only if temperature alone makes the distribution from
-        the logits and nothing else of a pass is wanted."""
+        """Can several passes run without a judge between them? Only if temperature and filters alone make the
+        distribution from the logits and nothing else of a pass is wanted."""
         p = request.params
         told = p.logprobs is not None or p.prompt_logprobs is not None
-        return VERIFIERS.card(request.verifier).runs and not told and self.sampler.temperature(request) is not None
+        return VERIFIERS.card(request.verifier).runs and not told and self.sampler.warp(request) is not None
 
     def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out, rows: Rows) -> Verdict:
         """The verdict on every item; next_token None where the text is not complete, -1 where every token was

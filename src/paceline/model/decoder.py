@@ -33,6 +33,7 @@ from paceline.model.state import Scan, States
 
 if TYPE_CHECKING:
     from paceline.core.proposer import Continuation, Proposer
+    from paceline.core.warp import Warp
     from paceline.model.chained import ChainTable
     from paceline.model.gpu.graphs import Graphs
     from paceline.model.gpu.loops import Draw
@@ -99,7 +100,7 @@ class Decoder:
         self.following: list[Norm | None] = [None] * len(spec.layers)
         """The norm that reads the stream behind each layer, where one kernel adds and norms."""
         self.draw: Draw | None = None
-        """Draws tokens by temperature alone."""
+        """Draws tokens by temperature and filters alone."""
         self.graphs: Graphs | None = None
         """Passes that are captured and replayed, on a GPU."""
         self.kernels: Callable[[Tensor, Tensor, torch.dtype, float], Tensor] | None = None
@@ -139,7 +140,7 @@ class Decoder:
         self,
         rows: Rows,
         most: list[int],
-        temperature: list[float],
+        warp: "list[Warp]",
         keys: list[list[int]],
         worth: list[float],
         share: float,
@@ -150,7 +151,7 @@ class Decoder:
 
         assert self.draw is not None
         with torch.inference_mode():
-            return chain(self, self.draw, self.block_size, rows, most, temperature, keys, worth, share, sharp)
+            return chain(self, self.draw, self.block_size, rows, most, warp, keys, worth, share, sharp)
 
     def draws(self, draw: "Draw") -> None:
         """Let the decoder draw on its device, if its layers are kernels there. A call may then be several passes."""

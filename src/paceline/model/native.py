@@ -16,6 +16,7 @@ from paceline.core.program import Program
 from paceline.core.proposer import Continuation, Proposer
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows
+from paceline.core.warp import Warp
 from paceline.model import pages
 from paceline.model.blocks import FeedForward, Mixture
 from paceline.model.callbacks import Callbacks
@@ -44,6 +45,7 @@ from paceline.native.structs import (
     integers_in,
     keys_in,
     reals_in,
+    warps_in,
 )
 
 ATTENDS, FEEDS, BEGINS, SHARES = 1, 2, 4, 8
@@ -280,21 +282,21 @@ class NativeDecoder(Decoder):
         self,
         rows: Rows,
         most: list[int],
-        temperature: list[float],
+        warp: list[Warp],
         keys: list[list[int]],
         worth: list[float],
         share: float,
         sharp: float,
     ) -> list[list[int]]:
         """Draft a chain for each segment, whose last row alone is wanted: at most `most[i]` tokens, drawn by
-        `keys[i]` at `temperature[i]` (0: greedy). A chain ends early when the chance that all of it is kept falls
+        `keys[i]` as `warp[i]` says. A chain ends early when the chance that all of it is kept falls
         below `worth[i]`. `share`, `sharp`: those of draft/model.py."""
         steps, count = max(most), len(most)
         noise = [key for row in keys for key in (row + [0] * steps)[:steps]]
         call, *_held = self.call(rows, {}, steps)
         tokens, lengths = (ctypes.c_int64 * (count * steps))(), (ctypes.c_int64 * count)()
         self.library.paceline_draft(
-            self.model, call, steps, integers_in(most), reals_in(temperature), keys_in(noise), reals_in(worth), share,
+            self.model, call, steps, integers_in(most), warps_in(warp), keys_in(noise), reals_in(worth), share,
             sharp, tokens, lengths,
         )  # fmt: skip
         return [tokens[i * steps : i * steps + length] for i, length in enumerate(lengths)]
@@ -309,7 +311,7 @@ class NativeDecoder(Decoder):
         call, *_held = self.call(rows, {}, room + MOST_NODES)
         given = (
             integers_in([text.most for text in texts]),
-            reals_in([text.temperature for text in texts]),
+            warps_in([text.warp for text in texts]),
             keys_in([key for text in texts for key in (text.keys + [0] * room)[:room]]),
             integers_in([token for text in texts for token in (*text.ends, *[-1] * (each - len(text.ends)))]),
             integers_in([] if proposer is None else proposer.texts),

@@ -35,14 +35,15 @@ struct Laid {  // a pass in the making, its slots from block tables of `width`
 
 struct Chain {  // a draft in the making
   i64 most;  // tokens
-  double temperature, worth;
+  Warp warp;
+  double worth;
   const i64* keys;  // of each token
   i64* tokens;
   i64 count = 0;
   double chance = 1;
 };
 
-// A chain for each segment: the pass `p`, which wants one row of each, then passes of one row each. Temperature 0: greedy. A
+// A chain for each segment: the pass `p`, which wants one row of each, then passes of one row each. A
 // chain ends when the chance that all of it is kept falls below its `worth`; a greedy token's chance is its probability at
 // temperature `sharp`, another's is `share`. And where no token can be drawn.
 static void draft(const Model& m, const Pass& p, std::vector<Chain>& chains, double share, double sharp) {
@@ -53,13 +54,14 @@ static void draft(const Model& m, const Pass& p, std::vector<Chain>& chains, dou
   for (i64 step = 0; !live.empty(); step++) {
     forward(m, pass);
     parallel(m.threads, live.size(), [&](i64 r) {
-      static thread_local Room bounds;
+      static thread_local Room bounds, law;
       Chain& chain = chains[live[r]];
       const float* z = pass.logits + r * m.vocab;
       float top;
       i64& token = chain.tokens[chain.count];
-      if (chain.temperature > 0) {
-        token = race(z, m.vocab, chain.temperature, chain.keys[chain.count], bounds);
+      if (chain.warp.temperature > 0) {
+        const uint64_t key = chain.keys[chain.count];
+        token = chain.warp.filters() ? drawn(z, m.vocab, chain.warp, key, law, bounds) : race(z, m.vocab, chain.warp.temperature, key, bounds);
         chain.chance *= share;
       } else if ((token = largest(z, m.vocab, top)) >= 0) {
         __m512 sum = _mm512_setzero_ps();
@@ -87,11 +89,11 @@ static void draft(const Model& m, const Pass& p, std::vector<Chain>& chains, dou
 }
 
 // keys, tokens [segments][steps]; count [segments]: of tokens
-extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const double* temperature,
+extern "C" void paceline_draft(const Model* m, const Pass* p, i64 steps, const i64* most, const Warp* warp,
                                const i64* keys, const double* worth, double share, double sharp, i64* tokens, i64* count) {
   std::vector<Chain> chains;
   for (i64 i = 0; i < p->segments; i++)
-    chains.push_back({most[i], temperature[i], worth[i], keys + i * steps, tokens + i * steps});
+    chains.push_back({most[i], warp[i], worth[i], keys + i * steps, tokens + i * steps});
   draft(*m, *p, chains, share, sharp);
   for (i64 i = 0; i < p->segments; i++) count[i] = chains[i].count;
 }
@@ -113,7 +115,8 @@ struct Sprout {
 
 struct Tree {
   i64 most, deepest;  // nodes; depth from which on no distribution is computed
-  double temperature, least, gain;
+  Warp warp;
+  double least, gain;
   std::vector<Place> places = {};
   std::vector<Sprout> nodes = {}, laid = {};  // laid: those of the last pass
   bool ended = false;
@@ -174,11 +177,23 @@ struct Likeliest {  // the `k` tokens of the largest x, falling; of equals the l
   }
 };
 
-// The distribution with logits x / temperature: its `k` likeliest tokens
-static Place law(const float* x, i64 n, float temperature, i64 k, float chance) {
+// The distribution that a row of logits draws from: its `k` likeliest tokens
+static Place law(const float* x, i64 n, const Warp& warp, i64 k, float chance) {
   Place place{chance, {}, {}, {}};
+  const float temperature = (float)warp.temperature;
   float top;
   if (largest(x, n, top) < 0) return place;
+  if (warp.filters()) {
+    static thread_local Room law;
+    float* log_p = room<float>(law, n);
+    log_law(x, n, warp, log_p);
+    Likeliest likeliest{log_p, k};
+    each(n, [&](i64 i, __mmask16 here) { likeliest.offer(i, _mm512_maskz_loadu_ps(here, log_p + i), here); });
+    place.token = likeliest.token;
+    for (i64 token : place.token) place.share.push_back(std::exp(log_p[token]));
+    place.below.assign(place.token.size(), -1);
+    return place;
+  }
   Likeliest likeliest{x, k};
   const __m512 inverse = set(1 / temperature), most = set(top);
   __m512 sum = _mm512_setzero_ps();
@@ -214,7 +229,7 @@ static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const 
       const i64 node = whose[r].second;
       const float chance = node < 0 ? 1 : tree.nodes[node].chance;
       if (node >= 0) tree.places[tree.nodes[node].place].below[tree.nodes[node].rank] = tree.places.size();
-      tree.places.push_back(law(pass.logits + r * m.vocab, m.vocab, (float)tree.temperature, limits.children, chance));
+      tree.places.push_back(law(pass.logits + r * m.vocab, m.vocab, tree.warp, limits.children, chance));
     }
     laid.clear(), whose.clear(), above.clear();
     for (size_t i = 0; i < trees.size(); i++) {

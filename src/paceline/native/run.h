@@ -7,7 +7,7 @@ extern "C" {
 struct Run {  // of passes over the texts of a pass that has one row of each. Behind a token of its `end` a text has ended
   i64 passes, room, ends;
   const i64* most;            // [texts] tokens
-  const double* temperature;  // [texts]
+  const Warp* warp;           // [texts]
   const i64 *keys, *end;      // [texts][room], [texts][ends]
   i64 drafts;                 // texts that are drafted for
   const i64* whose;           // [drafts]: text
@@ -71,7 +71,7 @@ struct Runner {
       const i64 deep = run.most[i] - text.drawn - 1;
       if (text.place < 0 || deep <= 0) continue;
       text.turn = turns.size();
-      turns.push_back({text.place, text.drawn, deep, std::min(deep, MOST_NODES), p.segment[i].base, p.token[p.segment[i].start], run.temperature[i],
+      turns.push_back({text.place, text.drawn, deep, std::min(deep, MOST_NODES), p.segment[i].base, p.token[p.segment[i].start], run.warp[i],
                        run.tokens + i * run.room, keys(i), p.table + i * p.width, text.drawn ? hidden(0, i, text.drawn - 1) : nullptr,
                        p.segments * run.room * m.hidden});
     }
@@ -108,15 +108,8 @@ struct Runner {
     parallel(m.threads, won.size(), [&](i64 r) {
       static thread_local Room bounds, law;
       const i64 i = whose[r], node = r - texts[i].first - 1;
-      const float* z = pass.logits + r * m.vocab;
-      float top;
-      if (run.temperature[i] > 0) {
-        log_law(z, m.vocab, run.temperature[i], room<float>(law, m.vocab));
-        const i64 depth = node < 0 ? 0 : drafts[texts[i].turn].depth[node];
-        won[r] = race((float*)law.data(), m.vocab, 1, keys(i)[depth], bounds);
-      } else {
-        won[r] = largest(z, m.vocab, top);
-      }
+      const i64 depth = node < 0 ? 0 : drafts[texts[i].turn].depth[node];
+      won[r] = drawn(pass.logits + r * m.vocab, m.vocab, run.warp[i], keys(i)[depth], law, bounds);
     });
   }
 

@@ -3,7 +3,7 @@
 import ctypes
 from collections.abc import Sequence
 from ctypes import CFUNCTYPE, POINTER, Structure, c_double, c_float, c_int64, c_void_p
-from typing import Any
+from typing import Any, Protocol
 
 
 def integers(*names: str) -> list[tuple[str, type]]:
@@ -113,10 +113,36 @@ MOST_NODES = 64
 """Maximum number of nodes in one draft (proposer.h)."""
 
 
+class CWarp(Structure):
+    _fields_ = [*doubles("temperature", "min_p", "top_p"), *integers("top_k")]
+
+
+class WarpLike(Protocol):
+    """`core.warp.Warp`, which this room does not import."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def min_p(self) -> float: ...
+
+
+def warped(warp: WarpLike) -> CWarp:
+    """Structure that says the same."""
+    return CWarp(warp.temperature, warp.min_p, warp.top_p, min(warp.top_k, (1 << 31) - 1))
+
+
+def warps_in(warps: Sequence[WarpLike]) -> "ctypes.Array[CWarp]":
+    return (CWarp * len(warps))(*map(warped, warps))
+
+
 class CTurn(Structure):
     _fields_ = [
         *integers("place", "said", "room", "most", "base", "root"),
-        *doubles("temperature"),
+        ("warp", CWarp),
         *((name, POINTER(c_int64)) for name in ("tokens", "keys", "table")),
         ("hidden", POINTER(c_float)),
         *integers("taps"),
@@ -145,7 +171,7 @@ class CProposer(Structure):
 class CRun(Structure):
     _fields_ = [
         *integers("passes", "room", "ends"),
-        *pointers("most", "temperature", "keys", "end"),
+        *pointers("most", "warp", "keys", "end"),
         *integers("drafts"),
         *pointers("whose"),
         ("proposer", POINTER(CProposer)),

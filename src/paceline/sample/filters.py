@@ -5,46 +5,17 @@ boundary are kept together, whatever their order in memory, and no result depend
 Every operation treats rows independently, so a row's distribution does not depend on its batch mates, bit for bit.
 """
 
-from array import array
 from collections.abc import Sequence
-from ctypes import CDLL
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from paceline.core.params import SamplingParams
+from paceline.core.warp import Warp
+from paceline.native.structs import warps_in
 from paceline.sample.race import native
 
 NUCLEUS = (64, 1024)
 """How many of the most probable tokens top-p looks through for its boundary before it sorts a row."""
-
-
-@dataclass(frozen=True, slots=True)
-class Warp:
-    """One request's temperature and filters, with None resolved; top_k 0, top_p 1, min_p 0 are off."""
-
-    temperature: float
-    top_k: int
-    top_p: float
-    min_p: float
-
-    @classmethod
-    def of(cls, params: SamplingParams) -> "Warp":
-        return cls(
-            1.0 if params.temperature is None else params.temperature,
-            params.top_k or 0,
-            1.0 if params.top_p is None else params.top_p,
-            params.min_p or 0.0,
-        )
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
-
-    @property
-    def filters(self) -> bool:
-        return self.top_k > 0 or self.top_p < 1 or self.min_p > 0
 
 
 def temper(logits: Tensor, warps: Sequence[Warp]) -> Tensor:
@@ -75,7 +46,8 @@ def top_p_floor(log_p: Tensor, top_p: Sequence[float]) -> Tensor:
 
     The sum runs in float64 over a few of the most probable; only rows that do not reach top_p go on to more.
     """
-    p = torch.tensor(top_p, dtype=torch.float64, device=log_p.device)[:, None]
+    whole = log_p.to(torch.float64).exp().sum(-1, keepdim=True)  # 1 to seven digits: the last tokens weigh less
+    p = torch.tensor(top_p, dtype=torch.float64, device=log_p.device)[:, None] * whole
     floor = torch.empty_like(log_p[:, :1])
     todo = torch.arange(len(top_p), device=log_p.device)
     size = log_p.shape[-1]
@@ -115,26 +87,15 @@ def narrow(z: Tensor, warps: Sequence[Warp]) -> Tensor:
 
 
 def law(logits: Tensor, warps: Sequence[Warp]) -> Tensor:
-    """log p [L, V] of sampled rows. A row without any finite logit comes back as NaN."""
+    """log p [L, V] of sampled rows. A row without any finite logit comes back as NaN. Where the native library can read
+    them, as its own runs of passes have it, bit for bit."""
     it = native(logits)
-    bare = [i for i, warp in enumerate(warps) if not warp.filters] if it else []
-    if it is None or not bare:
+    if it is None:
         return torch_law(logits, warps)
-    if len(bare) == len(warps):
-        return bare_law(it, logits, warps)
-    rest = [i for i, warp in enumerate(warps) if warp.filters]
-    log_p = torch.empty_like(logits)
-    log_p[bare] = bare_law(it, logits[bare], [warps[i] for i in bare])
-    log_p[rest] = torch_law(logits[rest], [warps[i] for i in rest])
-    return log_p
-
-
-def bare_law(it: CDLL, logits: Tensor, warps: Sequence[Warp]) -> Tensor:
-    """`law` of rows without filters, by the native library: as its own runs of passes have it, bit for bit."""
     rows, width = logits.shape
-    logits, temperatures = logits.contiguous(), array("d", (w.temperature for w in warps))
+    logits = logits.contiguous()
     log_p, threads = torch.empty_like(logits), torch.get_num_threads()
-    it.paceline_law(logits.data_ptr(), rows, width, temperatures.buffer_info()[0], threads, log_p.data_ptr())
+    it.paceline_law(logits.data_ptr(), rows, width, warps_in(warps), threads, log_p.data_ptr())
     return log_p
 
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from paceline.core.request import Request, TokenLogprob
+from paceline.core.warp import Warp
 from paceline.sample.chunks import chunks
-from paceline.sample.filters import Warp
 
 
 def token_logprobs(rows: Sequence[tuple[Request, object]], scores: Tensor, tokens: Sequence[int]) -> list[TokenLogprob]:

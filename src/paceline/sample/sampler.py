@@ -17,8 +17,9 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.core.request import Request
+from paceline.core.warp import Warp
 from paceline.sample.chunks import chunks
-from paceline.sample.filters import Warp, boundary, law
+from paceline.sample.filters import boundary, law
 from paceline.sample.grammar import Grammars, Place, Structure
 from paceline.sample.history import Custom, Penalties
 from paceline.sample.mask_turns import MaskTurns
@@ -140,11 +141,11 @@ class Sampler:
         """Does it draw without noise?"""
         return self._slots[request.id].warp.greedy
 
-    def temperature(self, request: Request) -> float | None:
-        """The request's temperature if it alone makes the distribution from the logits; None where anything else does
-        too."""
+    def warp(self, request: Request) -> Warp | None:
+        """The request's temperature and filters if they alone make the distribution from the logits; None where
+        anything else does too."""
         slot = self._slots[request.id]
-        return None if slot.live or (slot.warp.filters and not slot.warp.greedy) else slot.warp.temperature
+        return None if slot.live else slot.warp
 
     def possible(self, request: Request, path: Path, token: int) -> bool:
         """Does the request's grammar, if it has one, allow `token` after the candidates `path`? No, too, where the

@@ -9,6 +9,7 @@ pytest.importorskip("triton", reason="Triton is not installed; it comes with tor
 
 from paceline import LLM, SamplingParams
 from paceline.attend.device import tensors_on
+from paceline.core.warp import Warp
 from paceline.engine.config import EngineConfig
 from paceline.model.decoder import Decoder
 from paceline.sample.drawn import drawn
@@ -29,7 +30,7 @@ def test_draws_are_those_of_the_sampler() -> None:
     logits = (3 * torch.randn(5, 300, generator=stream)).to(DEVICE)
     logits[3] = float("-inf")
     logits[2, :299] = float("-inf")
-    found = drawn(logits, [0.0, 0.7, 1.3, 0.9, 0.0], [0, 11, 12, 13, 0]).tolist()
+    found = drawn(logits, [*map(Warp, (0.0, 0.7, 1.3, 0.9, 0.0))], [0, 11, 12, 13, 0]).tolist()
     noisy = perturbed((logits[1:2] / 0.7).log_softmax(-1), keys_tensor([11], DEVICE))
     assert found == [int(logits[0].argmax()), int(noisy.argmax()), 299, -1, int(logits[4].argmax())]
 

@@ -16,9 +16,10 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Draft, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder, Segment
+from paceline.core.warp import Warp
 
-Draw = Callable[[Tensor, Sequence[float], Sequence[int]], Tensor]
-"""Logits [N, V], temperatures and keys -> tokens [N] on their device, -1 where none can be drawn."""
+Draw = Callable[[Tensor, Sequence[Warp], Sequence[int]], Tensor]
+"""Logits [N, V], temperatures with filters, and keys -> tokens [N] on their device, -1 where none can be drawn."""
 
 
 class Passes(Protocol):
@@ -110,7 +111,7 @@ def run_plainly(
     for step in range(passes):
         now = going
         keys = [texts[line.number].keys[step] if texts[line.number].keys else 0 for line in now]
-        tokens = draw(out.logits, [texts[line.number].temperature for line in now], keys)
+        tokens = draw(out.logits, [texts[line.number].warp for line in now], keys)
         read, states = fetched(tokens[:, None]), out.taps
         going = [line for line in now if not line.ended and texts[line.number].most > step + 1]
         if going and step + 1 < passes:
@@ -163,12 +164,12 @@ def run_drafted(
             )  # fmt: skip
         made = builder.build(rows.device, rows.taps)
         out = model.forward(made)
-        heats, keys = list[float](), list[int]()
+        warps, keys = list[Warp](), list[int]()
         for line in live:
             text, depths = texts[line.number], [0, *below(drafts.get(line.number, ((), ()))[1])[0]]
-            heats += [text.temperature] * len(depths)
+            warps += [text.warp] * len(depths)
             keys += [text.keys[len(line.tokens) + depth] if text.keys else 0 for depth in depths]
-        drawn = [int(token) for (token,) in fetched(draw(out.logits, heats, keys)[:, None])()]
+        drawn = [int(token) for (token,) in fetched(draw(out.logits, warps, keys)[:, None])()]
         sources, targets, paths = list[int](), list[int](), list[list[int]]()
         for line, segment in zip(live, made.segments):
             path = accept(line, texts[line.number], drafts.get(line.number, ((), ())), drawn, segment, out)
@@ -217,7 +218,7 @@ def below(parents: Sequence[int]) -> tuple[list[int], list[int]]:
 
 
 def chain(
-    model: Passes, draw: Draw, size: int, rows: Rows, most: Sequence[int], temperature: Sequence[float],
+    model: Passes, draw: Draw, size: int, rows: Rows, most: Sequence[int], warp: Sequence[Warp],
     keys: Sequence[Sequence[int]], worth: Sequence[float], share: float, sharp: float,
 ) -> list[list[int]]:  # fmt: skip
     """`draft.model.Chains.chain`."""
@@ -226,9 +227,9 @@ def chain(
     going, out = lines, model.forward(rows)
     for step in range(max(most)):
         now = going
-        heats = [temperature[line.number] for line in now]
-        tokens = draw(out.logits, heats, [keys[line.number][step] if keys[line.number] else 0 for line in now])
-        greedy = torch.tensor([not heat for heat in heats], device=model.device)
+        warps = [warp[line.number] for line in now]
+        tokens = draw(out.logits, warps, [keys[line.number][step] if keys[line.number] else 0 for line in now])
+        greedy = torch.tensor([it.greedy for it in warps], device=model.device)
         chances = chances * torch.where(greedy, sureness(out.logits, sharp), share)
         read = fetched(torch.stack((tokens.to(torch.float64), chances), 1))
         going = [line for line in now if not line.ended and most[line.number] > step + 1]
