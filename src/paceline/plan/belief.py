@@ -21,8 +21,6 @@ PRIOR_ROUNDS = 2.0
 LOOKUP, MODEL, OTHER_PRIOR = 0.3, 0.75, 0.55
 """Prior chance of a first node: of a drafter that reads texts alone, of a model's, of any other. A draft model that a
 user gives is expected to be of use."""
-DEEPER = 0.85
-"""Highest prior chance of a node below another."""
 Z = 1.3
 """Standard deviations from the mean to a bound."""
 RECALLED = 24.0
@@ -120,7 +118,7 @@ class Belief:
             at = min(d, DEPTH - 1)
             tries = self.mean.tries[at]
             mean = (self.mean.hits[at] + PRIOR_ROUNDS * above) / (tries + PRIOR_ROUNDS)
-            above = min((mean + self.prior) / 2, DEEPER)  # a depth that fails says little of those below it
+            above = (mean + self.prior) / 2  # a depth that fails says little of those below it
             chance, worth = mean, min(SPREAD, tries + PRIOR_ROUNDS)
             if own is not None and (mine := own.tries[at]) > 0.0:
                 rate = own.hits[at] / mine

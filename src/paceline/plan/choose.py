@@ -22,13 +22,10 @@ from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import Governor, fitting
 
 HOLD, YOUNG = 16, 4
-"""Steps that a choice holds; and one of a drafter that is known from fewer than YOUNG rounds."""
-MANY = 4
-"""From this number of requests on, choosing takes longer, and a choice holds twice as long."""
+"""Steps that a choice holds, and the answer to what keeping K/V up is worth; and steps that the choice of a drafter
+holds that is known from fewer than YOUNG rounds."""
 KEEPS = 1.1
 """Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
-AGAIN = 32
-"""Steps after which it is asked again what keeping K/V up is worth."""
 REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
 MOST_APART, MOST_BELIEFS = 256, 1 << 14
@@ -252,7 +249,7 @@ class Goodput(LengthPolicy):
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
         young = any(self._rounds(i, name, at.nodes) < YOUNG for i, (name, at) in choice.items())
-        now.count, now.left = base.requests, YOUNG if young else HOLD * (1 + (base.requests >= MANY))
+        now.count, now.left = base.requests, YOUNG if young else HOLD
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
@@ -337,7 +334,7 @@ class Goodput(LengthPolicy):
         n = max(len(requests), self.live())
         found = self._gains.get(n)
         requests = [*requests, *list(requests[:1]) * (n - len(requests))]
-        if not requests or (found is not None and self.step - found[0] < AGAIN):
+        if not requests or (found is not None and self.step - found[0] < HOLD):
             return found[1] if found else {}
         out: dict[str, tuple[float, float]] = {}
         base = Work.of([(1, len(requests[0].tokens), 1)] * n)
