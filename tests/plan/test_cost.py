@@ -311,3 +311,13 @@ def test_what_is_written_out_for_speed_is_the_sum_of_the_terms(rows: int, reques
     for call, passes in (("call", 1), ("several", 2)):
         rest = {call: 1.0, "requests": requests, "nodes": n}
         assert times.of_rest(requests, n, passes) == pytest.approx(times.speed * times.rest.predict(rest))
+
+
+def test_rows_of_prompts_that_nobody_timed_are_not_scored() -> None:
+    """1.5 billion parameters on two slow cores: 35 ms a row, 8 of them for its scores. There was time for 16 rows."""
+    times = StepTimes()
+    times.fit_target([(Work(k, 1, 0, 0, k), 35e-3 * k) for k in KNOTS if k <= 16], unscored=27 / 35)
+    for rows, each in ((16, 35e-3), (64, 35e-3), (128, 27e-3), (1024, 27e-3)):
+        assert times.of_target(Work(rows, 1, 0, 0, 1)) == pytest.approx(each * rows, rel=0.05)
+    seconds = [times.of_target(Work(rows, 1, 0, 0, 1)) for rows in range(1, 300)]
+    assert all(few <= more for few, more in pairwise(seconds)), "more rows never cost less"

@@ -16,13 +16,12 @@ from paceline.plan import NONE, POLICIES, Account, Basis, Chooses, DrafterFacts,
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import YOUNG, Drafting, StepTimes, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import Governor, fitting
 
-HOLD, YOUNG = 16, 4
-"""Steps that a choice holds, and the answer to what keeping K/V up is worth; and steps that the choice of a drafter
-holds that is known from fewer than YOUNG rounds."""
+HOLD = 16
+"""Steps that a choice holds, and the answer to what keeping K/V up is worth."""
 KEEPS = 1.1
 """Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
 REST = 256
