@@ -321,3 +321,14 @@ def test_rows_of_prompts_that_nobody_timed_are_not_scored() -> None:
         assert times.of_target(Work(rows, 1, 0, 0, 1)) == pytest.approx(each * rows, rel=0.05)
     seconds = [times.of_target(Work(rows, 1, 0, 0, 1)) for rows in range(1, 300)]
     assert all(few <= more for few, more in pairwise(seconds)), "more rows never cost less"
+
+
+def test_a_first_step_that_also_read_the_weights_sets_no_price_for_good() -> None:
+    """Nothing was timed before. Plain steps after it say what one takes, and so does a step with a draft."""
+    plain, drafted, model = Work(1, 1, 0, 0, 1), Work(5, 1, 0, 0, 5), Drafting("model", 1, 4, 4)
+    for second, parts in ((plain, []), (drafted, [model])):
+        times = StepTimes()
+        shape = times.of_target(second) / times.of_target(plain)
+        times.observe(plain, [], Times(2.0, {}, 1e-3))
+        times.observe(second, parts, Times(0.1 * shape, {part.drafter: 0.02 for part in parts}, 1e-3))
+        assert times.of_target(plain) == pytest.approx(0.1, rel=0.01)

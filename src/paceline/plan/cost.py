@@ -307,10 +307,12 @@ class StepTimes:
         that is far too quick tells the speed."""
         ratio = min(OFF, max(seconds, FLOOR) / max(expected, FLOOR))
         quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
-        if plain or quick:
+        cold = not self.measured and self.seen <= YOUNG and ratio < 1.0  # the step before read weights, filled caches
+        if plain or quick or cold:
             self.plains += plain
             weight = 1.0 if plain and self.doubt > 1.0 and self.plains == 1 else DRIFT
             faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + weight * (ratio - 1.0)
+            faster = ratio if cold else faster
             self.speed *= faster
             for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
@@ -393,7 +395,8 @@ class StepTimes:
 
 
 def _features(work: Work) -> dict[Any, float]:
-    one = {"requests": work.requests, "context": work.context, "pairs": work.pairs, **hats(work.rows)}
+    one: dict[Any, float] = {"requests": work.requests, "context": work.context, "pairs": work.pairs}
+    one.update(hats(work.rows))
     return {name: work.passes * x for name, x in one.items()}
 
 
