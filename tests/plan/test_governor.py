@@ -171,7 +171,7 @@ def test_a_plain_step_is_due_now_and_then() -> None:
 
 
 def test_without_a_table_the_first_decoding_step_is_plain() -> None:
-    """A first step that also read the weights took as long as 20 plain steps. Drafts are booked by what is known then."""
+    """A first step that also read the weights took as long as 20 plain ones; drafts are booked by the plain one."""
     times = StepTimes()
     governor = Governor(times)
     times.observe(Work(1, 1, 0, 0, 1), [], Times(20 * PLAIN, {}, 0.0))

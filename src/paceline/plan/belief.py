@@ -192,7 +192,7 @@ class Beliefs:
         return self.apart[self.tenants[request]] if request in self.tenants else self
 
     def advance(self, now: int) -> None:
-        """So many passes have been made."""
+        """Set the number of passes so far."""
         for each in (self, *self.apart.values()):
             each.now = now
 
