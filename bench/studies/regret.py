@@ -168,8 +168,11 @@ class Machine:
 
     def table(self, how: str) -> StepTimes:
         """What start-up would have measured: `clean`; under `pressure`; `x3`: drafts alone three times too slow;
-        `all5`: everything five times too slow, and each size of pass differently, as under a quota."""
+        `all5`: everything five times too slow, and each size of pass differently, as under a quota; `none`: nothing, as
+        in a first `generate`, whose first step also reads the weights from a disk."""
         times = StepTimes()
+        if how == "none":
+            return times
         wrong = {
             "p": lambda: math.exp(abs(self.rng.gauss(0, 0.8))),
             "a": lambda: float(how[3:]) * math.exp(self.rng.gauss(0, 0.4)),
@@ -345,8 +348,9 @@ class World:
         setup = Setup(config, ("draft",), FACTS, table.dump())
         truth = Truth(dict(enumerate(self.texts)))
         twin = OnMachine(
-            Workload(setup, jobs, outputs, truth, StepTimes()), self.clients, SimulationNoise(0), machine=machine
-        )  # type: ignore[arg-type]
+            Workload(setup, jobs, outputs, truth, StepTimes()), self.clients, SimulationNoise(0), machine=machine,
+            cold=20 * machine.target(Work(1, 1, 0, 0, 1)) if self.table == "none" else 0.0,
+        )  # type: ignore[arg-type]  # fmt: skip
         began = time.perf_counter()
         events = twin.run()
         done = figures(events)
@@ -384,6 +388,8 @@ class OnMachine(Simulator):
 
     machine: Machine = field(default_factory=lambda: Machine(random.Random(0)))
     report: dict[str, Any] = field(default_factory=dict)
+    cold: float = 0.0
+    """Seconds more that the first step takes."""
 
     def _taken(self, plan: Any, twin: Any, results: Any, advanced: Any, done: Any) -> Any:
         from paceline.simulate.log import Outcome
@@ -394,6 +400,8 @@ class OnMachine(Simulator):
             if group is not None and item.given > 1:
                 reads += max(0, lease_of(item.request).length + item.given - lease_of(item.request).frontier[group] - 1)
         times = self.machine.seconds(*done, reads=reads, now=self.now)
+        if self.cold and "took" not in self.report:
+            times = replace(times, target=times.target + self.cold)
         governor = getattr(twin.table.policy, "governor", None)
         if governor is not None:
             self.report["account"] = governor.saved
@@ -481,7 +489,7 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=500)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fixed", type=int, default=5, help="of this many machines one runs every fixed drafter, too")
-    parser.add_argument("--table", help="how prices were measured in all worlds: clean, pressure, x3, all5")
+    parser.add_argument("--table", help="how prices were measured in all worlds: clean, pressure, x3, all5, none")
     parser.add_argument("--load", action="store_true", help="other programs come and go in all worlds")
     parser.add_argument("--noise", type=int, default=0, help="seed of the steps' noise")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds")

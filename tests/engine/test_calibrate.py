@@ -39,6 +39,26 @@ def test_no_pass_begins_that_would_not_end_in_time(llm: LLM, monkeypatch: pytest
     assert [*calibrate.passes(llm.engine, now[0] - 1.0)] == []
 
 
+def test_prompts_that_there_is_no_time_for_are_priced_without_scores(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands but for the passes, of a second for a row and another for its scores."""
+    now = [0.0]
+    monkeypatch.setattr(calibrate, "perf_counter", lambda: now[0])
+    forward = llm.engine.model.forward
+
+    def slow(rows: Rows) -> Out:
+        out = forward(rows)
+        now[0] += rows.count + len(out.logits)
+        return out
+
+    monkeypatch.setattr(llm.engine.model, "forward", slow)
+    alone = dict(calibrate.passes(llm.engine, 150.0))
+    longest = max(work.rows for work in alone if work.requests == 1)
+    assert 4 <= longest <= 16
+    assert calibrate.share_unscored(llm.engine, alone) == pytest.approx((longest + 1) / (2 * longest))
+    alone = dict(calibrate.passes(llm.engine, 1e9))
+    assert calibrate.share_unscored(llm.engine, alone) == 1.0, "prompts were timed"
+
+
 @pytest.mark.parametrize("cpu, waits, doubt", [(10.0, 0.0, 1.0), (2.0, 0.0, 5.0), (10.0, 15.0, 2.5)])
 def test_a_table_of_a_busy_start_is_doubted_and_not_kept(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: float, waits: float, doubt: float

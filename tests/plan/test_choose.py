@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Note, Work
 from paceline.core.request import Request
-from paceline.plan import HORIZON, DrafterFacts, Share, choose
+from paceline.plan import HORIZON, DrafterFacts, Share, belief
 from paceline.plan.allocate import MARGIN
 from paceline.plan.arm import Arm
 from paceline.plan.belief import Belief, Beliefs, Expected, Key
-from paceline.plan.choose import MOST_APART, REST, Goodput
+from paceline.plan.choose import REST, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Terms, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import CREDIT_STEPS, LOSS
@@ -471,44 +471,47 @@ def test_tenants_learn_by_themselves() -> None:
 
     def chance(request: Request) -> float:
         pick.decide([request], 64, base(1))
-        known = pick.apart[request.extra_key] if request.extra_key else pick.beliefs
+        known = pick.beliefs.apart[request.extra_key] if request.extra_key else pick.beliefs
         return known.expected(None, pick.arms["a"].key(4), 1).chance[0]
 
     teach(first, 4)
     before = chance(first)
     assert before > 0.8 and chance(mine) == pytest.approx(before)
-    assert not pick.apart["mine"].belief(pick.arms["a"].key(4)).own, "texts of others stay behind"
+    assert not pick.beliefs.apart["mine"].belief(pick.arms["a"].key(4)).own, "texts of others stay behind"
     teach(mine, 0)
     assert chance(mine) < 0.5 and chance(first) > 0.8 and chance(other) == pytest.approx(chance(first))
-    assert pick._rounds(mine.id, "a", 4) >= 4.0
+    assert pick.beliefs.known_to(mine.id).belief(pick.arms["a"].key(4)).known(pick.step) >= 4.0
     pick.drop(mine)
-    assert mine.id not in pick.tenants and "mine" in pick.apart, "the next request of the tenant goes on from there"
+    assert mine.id not in pick.beliefs.tenants and "mine" in pick.beliefs.apart, (
+        "the next request of the tenant goes on from there"
+    )
 
 
-def test_more_tenants_at_once_than_beliefs_are_kept_of() -> None:
+def test_more_tenants_at_once_than_beliefs_are_kept_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(belief, "MOST_BELIEFS", 50)
     pick = chooser(slow_pair(), most=4)
-    rs = [replace(r, extra_key=f"t{r.id}") for r in requests(MOST_APART + 3)]
+    rs = [replace(r, extra_key=f"t{r.id}") for r in requests(53)]
     pick.decide(rs, 64, base(len(rs)))
-    assert len(pick.apart) == len(rs)
+    assert len(pick.beliefs.apart) == len(rs)
     for r in rs:
         pick.drop(r)
     pick.decide([replace(requests(1)[0], id=9999, extra_key="new")], 64, base(1))
-    assert "new" in pick.apart and len(pick.apart) == MOST_APART
+    assert "new" in pick.beliefs.apart and len(pick.beliefs.apart) <= 50
 
 
 def test_beliefs_of_all_tenants_together_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """A tenant that names many drafters and sizes does not take memory for each: what idle tenants have taught goes."""
-    monkeypatch.setattr(choose, "MOST_BELIEFS", 100)
+    monkeypatch.setattr(belief, "MOST_BELIEFS", 150)
     pick = chooser(slow_pair(), most=4)
     for r in (replace(r, extra_key=f"t{r.id}") for r in requests(9)):
         pick.decide([r], 64, base(1))
         for size in range(60):
-            pick.apart[r.extra_key].belief(("a", size))
-        assert r.extra_key in pick.apart
+            pick.beliefs.apart[r.extra_key].belief(("a", size))
+        assert r.extra_key in pick.beliefs.apart
         pick.drop(r)
-    assert 2 <= len(pick.apart) <= 3 and "t8" in pick.apart
+    assert 2 <= len(pick.beliefs.apart) <= 3 and "t8" in pick.beliefs.apart
     pick.decide([replace(requests(1)[0], id=99, extra_key="t8")], 64, base(1))
-    assert len(pick.apart["t8"].of) >= 60, "the one that asks keeps its own"
+    assert len(pick.beliefs.apart["t8"].of) >= 60, "the one that asks keeps its own"
 
 
 def test_a_chunk_of_a_prompt_is_no_plain_step() -> None:

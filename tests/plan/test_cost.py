@@ -311,3 +311,24 @@ def test_what_is_written_out_for_speed_is_the_sum_of_the_terms(rows: int, reques
     for call, passes in (("call", 1), ("several", 2)):
         rest = {call: 1.0, "requests": requests, "nodes": n}
         assert times.of_rest(requests, n, passes) == pytest.approx(times.speed * times.rest.predict(rest))
+
+
+def test_rows_of_prompts_that_nobody_timed_are_not_scored() -> None:
+    """1.5 billion parameters on two slow cores: 35 ms a row, 8 of them for its scores. There was time for 16 rows."""
+    times = StepTimes()
+    times.fit_target([(Work(k, 1, 0, 0, k), 35e-3 * k) for k in KNOTS if k <= 16], unscored=27 / 35)
+    for rows, each in ((16, 35e-3), (64, 35e-3), (128, 27e-3), (1024, 27e-3)):
+        assert times.of_target(Work(rows, 1, 0, 0, 1)) == pytest.approx(each * rows, rel=0.05)
+    seconds = [times.of_target(Work(rows, 1, 0, 0, 1)) for rows in range(1, 300)]
+    assert all(few <= more for few, more in pairwise(seconds)), "more rows never cost less"
+
+
+def test_a_first_step_that_also_read_the_weights_sets_no_price_for_good() -> None:
+    """Nothing was timed before. Plain steps after it say what one takes, and so does a step with a draft."""
+    plain, drafted, model = Work(1, 1, 0, 0, 1), Work(5, 1, 0, 0, 5), Drafting("model", 1, 4, 4)
+    for second, parts in ((plain, []), (drafted, [model])):
+        times = StepTimes()
+        shape = times.of_target(second) / times.of_target(plain)
+        times.observe(plain, [], Times(2.0, {}, 1e-3))
+        times.observe(second, parts, Times(0.1 * shape, {part.drafter: 0.02 for part in parts}, 1e-3))
+        assert times.of_target(plain) == pytest.approx(0.1, rel=0.01)

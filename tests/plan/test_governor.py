@@ -168,3 +168,17 @@ def test_a_plain_step_is_due_now_and_then() -> None:
     assert passes == pytest.approx(1 / LOSS, abs=2), "a plain step costs no more than that share of the time"
     rest(governor)
     assert not governor.due()
+
+
+def test_without_a_table_the_first_decoding_step_is_plain() -> None:
+    """A first step that also read the weights took as long as 20 plain ones; drafts are booked by the plain one."""
+    times = StepTimes()
+    governor = Governor(times)
+    times.observe(Work(1, 1, 0, 0, 1), [], Times(20 * PLAIN, {}, 0.0))
+    times.plains = 0
+    assert governor.blind and governor.due()
+    rest(governor)
+    assert not governor.blind and not governor.due()
+    assert governor.pass_seconds(1, 0) == pytest.approx(PLAIN, rel=0.05)
+    draft(governor, PLAIN, 1)
+    assert governor.saved == pytest.approx(0.0, abs=0.1 * PLAIN)

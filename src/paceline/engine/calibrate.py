@@ -8,7 +8,7 @@ import logging
 import math
 import platform
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, process_time, time
@@ -27,10 +27,10 @@ from paceline.model.native import NativeDecoder
 from paceline.native.build import library
 from paceline.native.store import home, trusted, write
 from paceline.plan import LengthPolicy, Share, StepDecision
-from paceline.plan.cost import KNOTS, Drafting, StepTimes, Times
+from paceline.plan.cost import KNOTS, SCORED_KNOT, Drafting, StepTimes, Times
 
 log = logging.getLogger("paceline")
-VERSION = 16
+VERSION = 17
 """Version of the meaning of the table's terms."""
 BUDGET_S = 8.0
 """Seconds of a calibration, half of them for the target alone: what would take longer is left to the first steps of
@@ -163,6 +163,7 @@ def measure(engine: Engine) -> StepTimes:
     for _ in range(SWEEPS):
         for work, seconds in passes(engine, end - BUDGET_S / 2):
             alone[work] = min(seconds, alone.get(work, seconds))
+    unscored = share_unscored(engine, alone)
     policy, told = engine.table.policy, AsTold()
     engine.table.policy = told
     try:
@@ -179,7 +180,7 @@ def measure(engine: Engine) -> StepTimes:
     whole = [
         (work, took.target) for work, parts, took in told.samples if not {p.drafter for p in parts} & {*times.beside}
     ]
-    times.fit_target([*alone.items(), *whole])
+    times.fit_target([*alone.items(), *whole], unscored)
     times.fit(told.samples)
     return times
 
@@ -187,14 +188,13 @@ def measure(engine: Engine) -> StepTimes:
 def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     """Passes of the target alone: (work, the faster of some). None begins that would not end in time if a row took as
     long as in the one before."""
-    model, most = engine.model, min(engine.config.row_budget, engine.model.max_len - SHORT_TEXT)
+    most = min(engine.config.row_budget, engine.model.max_len - SHORT_TEXT)
     few = max(1, min(16, engine.config.max_requests))
     kinds = [(1, knot, SHORT_TEXT) for knot in KNOTS if knot <= most]
     kinds += [(few, rows, SHORT_TEXT) for rows in (1, 4, 8)]
     if engine.model.max_len > LONG_TEXT + 64:
         kinds += [(1, 1, LONG_TEXT), (1, 16, LONG_TEXT), (1, min(256, most), LONG_TEXT), (min(4, few), 1, LONG_TEXT)]
     each = 0.0  # seconds of a row
-    ids = random.Random(0).choices(range(model.vocab_size), k=max(KNOTS))  # of one id a mixture runs few experts alone
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
         if perf_counter() + REPEATS * each * requests * rows > end:
             return
@@ -202,31 +202,47 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
             context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
             continue
-        if context + rows > model.max_len:
+        if context + rows > engine.model.max_len:
             continue
-        leases = [engine.cache.open([]) for _ in range(requests)]
-        try:
-            taken = []
-            for lease in leases:
-                engine.cache.begin(lease, context, 0).commit([], [0] * context)
-            for _ in range(REPEATS):
-                txns = [engine.cache.begin(lease, rows, 0) for lease in leases]
-                builder = RowsBuilder()
-                for txn in txns:
-                    want = list(range(rows)) if rows <= 64 else [rows - 1]
-                    builder.add(ids[:rows], txn.slots, txn.table, context, want=want)
-                built = builder.build(model.device)
-                started = perf_counter()
-                model.forward(built).logits.sum().item()  # waits for a GPU
-                taken.append(perf_counter() - started)
-                for txn in txns:
-                    txn.abort()
-            each = min(taken) / (requests * rows)
-            logits = requests * (rows if rows <= 64 else 1)
-            yield Work(requests * rows, requests, requests * context, requests * rows * context, logits), min(taken)
-        finally:
-            for lease in leases:
-                engine.cache.close(lease)
+        scored = rows if rows <= SCORED_KNOT else 1
+        seconds = timed(engine, requests, rows, context, scored)
+        each = seconds / (requests * rows)
+        work = Work(requests * rows, requests, requests * context, requests * rows * context, requests * scored)
+        yield work, seconds
+
+
+def timed(engine: Engine, requests: int, rows: int, context: int, scored: int) -> float:
+    """Seconds of a pass of `rows` of each request, the faster of some; the last `scored` have their scores wanted."""
+    ids = random.Random(0).choices(range(engine.model.vocab_size), k=max(KNOTS))  # of one id a mixture runs few experts
+    leases = [engine.cache.open([]) for _ in range(requests)]
+    try:
+        taken = []
+        for lease in leases:
+            engine.cache.begin(lease, context, 0).commit([], [0] * context)
+        for _ in range(REPEATS):
+            txns = [engine.cache.begin(lease, rows, 0) for lease in leases]
+            builder = RowsBuilder()
+            for txn in txns:
+                builder.add(ids[:rows], txn.slots, txn.table, context, want=list(range(rows - scored, rows)))
+            built = builder.build(engine.model.device)
+            started = perf_counter()
+            engine.model.forward(built).logits.sum().item()  # waits for a GPU
+            taken.append(perf_counter() - started)
+            for txn in txns:
+                txn.abort()
+        return min(taken)
+    finally:
+        for lease in leases:
+            engine.cache.close(lease)
+
+
+def share_unscored(engine: Engine, known: Mapping[Work, float]) -> float:
+    """Share of the longest pass that there was time for which it takes if its last row alone is scored, as that of a
+    prompt is; 1 where prompts were timed. Else their price follows from it."""
+    longest = max((work for work in known if work.requests == 1), key=lambda work: work.rows, default=None)
+    if longest is None or longest.rows > SCORED_KNOT:
+        return 1.0
+    return min(1.0, timed(engine, 1, longest.rows, longest.context, 1) / known[longest])
 
 
 def costliest(drafter: str) -> str:

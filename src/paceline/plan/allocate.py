@@ -10,8 +10,6 @@ from paceline.core.plan import MinChance, Work
 from paceline.plan.cost import Drafting, StepTimes
 from paceline.plan.governor import fitting
 
-STAGES = 2
-"""Stages that are priced of each round of nodes, one to everybody, at least."""
 MARGIN = 1.01
 """How much better drafting has to be than not drafting: of many estimates the best is too good."""
 
@@ -125,10 +123,9 @@ def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
 
 
 def uniform(drafter: str, points: Points, spare: int, price: Price, least: float = 0.0) -> tuple[Choice, float]:
-    """One drafter: the next nodes go where they bring most for a row. Stages are priced as long as all tokens together
+    """One drafter: the next nodes go where they bring most for a row. Moves are priced as long as all tokens together
     could be better than what was found and `least`, not only up to the first that loses: the step from nothing to
     something may lose where the next ones gain."""
-    stride = max(1, len(points) // STAGES)
     own = {who: each[drafter] for who, each in points.items() if drafter in each}
     heap = [(-slope(NOTHING, mine[0]), who, 0) for who, mine in own.items()]
     heapq.heapify(heap)
@@ -150,8 +147,6 @@ def uniform(drafter: str, points: Points, spare: int, price: Price, least: float
         depth = max(depth, point.depth)
         if i + 1 < len(mine):
             heapq.heappush(heap, (-slope(point, mine[i + 1]), who, i + 1))
-        if len(moves) % stride and heap:
-            continue
         seconds = price.drafted(rows, [Drafting(drafter, len(at), depth, round(rows))])
         if tokens / seconds > most:
             most, good = tokens / seconds, len(moves)

@@ -10,9 +10,6 @@ from paceline.plan.belief import DEPTH, Beliefs, Key
 
 CHAIN = (1, 2, 3, 4, 6, 8, 12)
 """Lengths of chains to choose from, in nodes."""
-WHOLE = 8
-"""Number of requests up to which a chain that ends early by itself always has all its nodes: it stops at their
-price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +54,7 @@ class Arm:
             return [most] if most else []
         most = min(depth if self.facts.chain else depth * 64, self.sizes[-1] if wish is None else wish)
         fitting = [n for n in self.sizes if n <= most] or ([most] if most else [])
-        whole = self.facts.stops_early and count <= (WHOLE if self.facts.chain else 1)
+        whole = self.facts.stops_early and (self.facts.chain or count == 1)  # it stops at the price of its nodes
         return fitting[-1:] if whole else fitting
 
     def points(

@@ -21,14 +21,15 @@ PRIOR_ROUNDS = 2.0
 LOOKUP, MODEL, OTHER_PRIOR = 0.3, 0.75, 0.55
 """Prior chance of a first node: of a drafter that reads texts alone, of a model's, of any other. A draft model that a
 user gives is expected to be of use."""
-DEEPER = 0.85
-"""Highest prior chance of a node below another."""
 Z = 1.3
 """Standard deviations from the mean to a bound."""
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
 DEPTH = 16
 """Deepest place that is counted."""
+MOST_BELIEFS = 1 << 14
+"""Tenants and their beliefs, all together, that are kept (1 to 3 KB each); those of tenants with requests in flight
+always are."""
 
 Key = tuple[str, int]
 """(drafter, size): the size of a tree, 0 for chains, which are one distribution at every length."""
@@ -120,7 +121,7 @@ class Belief:
             at = min(d, DEPTH - 1)
             tries = self.mean.tries[at]
             mean = (self.mean.hits[at] + PRIOR_ROUNDS * above) / (tries + PRIOR_ROUNDS)
-            above = min((mean + self.prior) / 2, DEEPER)  # a depth that fails says little of those below it
+            above = (mean + self.prior) / 2  # a depth that fails says little of those below it
             chance, worth = mean, min(SPREAD, tries + PRIOR_ROUNDS)
             if own is not None and (mine := own.tries[at]) > 0.0:
                 rate = own.hits[at] / mine
@@ -161,17 +162,39 @@ def _bound(chances: Sequence[float], wide: Sequence[float], by: float) -> list[f
 
 @dataclass(slots=True)
 class Beliefs:
-    """Beliefs about all drafters. `now` counts passes."""
+    """Beliefs about all drafters. `now` counts passes. No tenant learns from the requests of another: each has beliefs
+    of its own, which begin with what requests without a tenant have taught."""
 
     of: dict[Key, Belief] = field(default_factory=dict)
     priors: dict[str, tuple[float, bool]] = field(default_factory=dict)
     """{drafter: `Belief.prior` and `Belief.ends`}"""
     now: int = 0
+    apart: dict[str, "Beliefs"] = field(default_factory=dict)
+    """{tenant: its beliefs}"""
+    tenants: dict[int, str] = field(default_factory=dict)
+    """{request: its tenant}, of those that have one."""
 
-    def branch(self) -> "Beliefs":
-        """A copy that learns by itself. Counts of single texts stay behind."""
-        of = {key: deepcopy(replace(it, own={})) for key, it in self.of.items()}
-        return Beliefs(of, self.priors, self.now)
+    def enter(self, request: int, tenant: str) -> None:
+        """Note whose request it is. Where too much is kept, what idle tenants have taught goes, the eldest first."""
+        if not tenant or request in self.tenants:
+            return
+        self.tenants[request] = tenant
+        if tenant not in self.apart:
+            of = {key: deepcopy(replace(it, own={})) for key, it in self.of.items()}
+            self.apart[tenant] = Beliefs(of, self.priors, self.now)
+        busy, count = set(self.tenants.values()), sum(1 + len(each.of) for each in self.apart.values())
+        for idle in [each for each in self.apart if each not in busy]:
+            if count > MOST_BELIEFS:
+                count -= 1 + len(self.apart.pop(idle).of)
+
+    def known_to(self, request: int) -> "Beliefs":
+        """The beliefs of a request's tenant, or of all who have none."""
+        return self.apart[self.tenants[request]] if request in self.tenants else self
+
+    def advance(self, now: int) -> None:
+        """Set the number of passes so far."""
+        for each in (self, *self.apart.values()):
+            each.now = now
 
     def belief(self, key: Key) -> Belief:
         if key not in self.of:
@@ -188,8 +211,9 @@ class Beliefs:
 
     def drop(self, request: int) -> None:
         """A request has ended."""
-        for belief in self.of.values():
+        for belief in self.known_to(request).of.values():
             belief.own.pop(request, None)
+        self.tenants.pop(request, None)
 
     def dump(self) -> list[dict[str, Any]]:
         """The means, as JSON."""

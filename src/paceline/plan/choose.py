@@ -16,24 +16,16 @@ from paceline.plan import NONE, POLICIES, Account, Basis, Chooses, DrafterFacts,
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
-from paceline.plan.bets import Bet, Bound
-from paceline.plan.cost import Drafting, StepTimes, Times
+from paceline.plan.cost import YOUNG, Drafting, StepTimes, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import Governor, fitting
 
-HOLD, YOUNG = 16, 4
-"""Steps that a choice holds; and one of a drafter that is known from fewer than YOUNG rounds."""
-MANY = 4
-"""From this number of requests on, choosing takes longer, and a choice holds twice as long."""
+HOLD = 16
+"""Steps that a choice holds, and the answer to what keeping K/V up is worth."""
 KEEPS = 1.1
 """Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
-AGAIN = 32
-"""Steps after which it is asked again what keeping K/V up is worth."""
 REST = 256
 """Steps that a drafter rests after each failure, times its failures so far."""
-MOST_APART, MOST_BELIEFS = 256, 1 << 14
-"""Tenants whose beliefs are kept, and how many of those (each is 1 to 3 KB) before the one that came first goes; those
-of tenants with requests in flight always are."""
 
 
 @dataclass(slots=True)
@@ -77,10 +69,6 @@ class Goodput(LengthPolicy):
     """Requests that decode or whose prompts are being read (`Basis.live`)."""
     arms: dict[str, Arm] = field(default_factory=dict)
     beliefs: Beliefs = field(default_factory=Beliefs)
-    apart: dict[str, Beliefs] = field(default_factory=dict)
-    """{tenant: beliefs from its own requests}: no tenant learns from the requests of another."""
-    tenants: dict[int, str] = field(default_factory=dict)
-    """{request: its tenant}, of those that have one."""
     governor: Governor = field(init=False)
     held: dict[bool, HeldChoice] = field(default_factory=lambda: {True: HeldChoice(), False: HeldChoice()})
     """The choice for steps that prompts share, and that for others."""
@@ -132,7 +120,7 @@ class Goodput(LengthPolicy):
     def decide(self, requests: Sequence[Request], room: int, base: Work) -> StepDecision:
         self.governor.patience = self.patience
         for request in requests:
-            self._enter(request)
+            self.beliefs.enter(request.id, request.extra_key)
         free = [r for r in requests if r.arms]
         explorer = min((r.id for r in free), default=-1)
         decision = StepDecision(gain=self._gain(free), room=self.governor.room(), explorer=explorer)
@@ -171,7 +159,7 @@ class Goodput(LengthPolicy):
                 for r, it in asked
             }
             price = self._price(requests, base)
-            why = tuple(f"asked for: {self._bet(name, choice, requests, price).why_paid}" for name in sorted(kind[1]))
+            why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in sorted(kind[1]))
             self._asked = kind, self.step + HOLD, why
         return self._asked[2]
 
@@ -180,7 +168,7 @@ class Goodput(LengthPolicy):
     ) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
         none = {r.id: Share(NONE, 0, 0) for r in requests}
-        if base.rows == base.requests and self.governor.due():
+        if self.governor.blind or (base.rows == base.requests and self.governor.due()):
             decision.why = ("a plain step, to measure what one takes",)
             return none
         open_ = [r for r in requests if not self.governor.stops(r.key)]
@@ -251,14 +239,19 @@ class Goodput(LengthPolicy):
         now.worth = price.worth(choice, now.goodput)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
-        young = any(self._rounds(i, name, at.nodes) < YOUNG for i, (name, at) in choice.items())
-        now.count, now.left = base.requests, YOUNG if young else HOLD * (1 + (base.requests >= MANY))
+        young = any(
+            self.beliefs.known_to(i).belief(self.arms[name].key(at.nodes)).known(self.step) < YOUNG
+            for i, (name, at) in choice.items()
+        )
+        now.count, now.left = base.requests, YOUNG if young else HOLD
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
         now.usual = min(least, key=lambda pick: pick[1].nodes) if 2 * count > len(requests) else None
-        now.why = tuple(self._bet(name, choice, requests, price).why for name in used)
+        now.why = tuple(self._reason(name, choice, requests, price) for name in used)
 
-    def _bet(self, drafter: str, choice: Choice, requests: Sequence[Request], price: Price) -> Bet:
+    def _reason(
+        self, drafter: str, choice: Choice, requests: Sequence[Request], price: Price, named: bool = False
+    ) -> str:
         """What this drafter's part of a choice costs and brings."""
         mine = [(r, choice[r.id][1]) for r in requests if r.id in choice and choice[r.id][0] == drafter]
         nodes = round(sum(point.nodes for _, point in mine) / len(mine))
@@ -266,11 +259,13 @@ class Goodput(LengthPolicy):
             sum(self._points(r, drafter, [p.nodes], DEPTH, len(requests), bound)[0].tokens for r, p in mine)
             for bound in (-1, 1)
         )
-        tokens = Bound(*(x / len(mine) for x in (low, sum(p.tokens for _, p in mine), high)))
-        return Bet("draft", drafter, nodes, len(mine), price.of(choice), tokens, price.of({}), self.times.seen > 0)
-
-    def _rounds(self, request: int, drafter: str, nodes: int) -> float:
-        return self._known(request).belief(self.arms[drafter].key(nodes)).known(self.step)
+        tokens = [x / len(mine) for x in (low, sum(p.tokens for _, p in mine), high)]
+        seconds, plain = price.of(choice), price.of({})
+        words = reason("draft", drafter, nodes, len(mine), tokens, seconds, plain)
+        if not self.times.seen:
+            words += " (nothing is timed yet)"
+        more = seconds / (1.0 + tokens[1]) / plain - 1.0
+        return f"{words}; it takes {more:.0%} more time for each token" if named and more > 0.0 else words
 
     def _all(self, request: Request, base: Work, bound: int = 0, names: Sequence[str] = ()) -> dict[str, list[Point]]:
         """What each drafter could be given for a request, the fewest nodes first."""
@@ -292,7 +287,7 @@ class Goodput(LengthPolicy):
         arm = self.arms[drafter]
         part = self.arms.get(arm.facts.always_asked or "")
         key = None if part is None else part.key(0)
-        return arm.points(self._known(request.id), request.id, sizes, limit, count, bound=bound, part=key)
+        return arm.points(self.beliefs.known_to(request.id), request.id, sizes, limit, count, bound=bound, part=key)
 
     # -- bets on what is not chosen ------------------------------------------------------------------------------------
 
@@ -328,8 +323,8 @@ class Goodput(LengthPolicy):
             return None
         choice: Choice = {**held, request.id: (drafter, point)}
         self.trying = True
-        bet = Bet("try", drafter, point.nodes, 1, seconds, Bound(0.0, point.tokens, hoped.tokens), price.of({}))
-        return {request.id: choice[request.id]}, price.worth(choice, now.goodput), bet.why
+        words = reason("try", drafter, point.nodes, 1, (0.0, point.tokens, hoped.tokens), seconds, price.of({}))
+        return {request.id: choice[request.id]}, price.worth(choice, now.goodput), words
 
     def _gain(self, requests: Sequence[Request]) -> dict[str, tuple[float, float]]:
         """For each K/V group, the seconds that its best drafter saves for each token of one of these requests, as
@@ -337,7 +332,7 @@ class Goodput(LengthPolicy):
         n = max(len(requests), self.live())
         found = self._gains.get(n)
         requests = [*requests, *list(requests[:1]) * (n - len(requests))]
-        if not requests or (found is not None and self.step - found[0] < AGAIN):
+        if not requests or (found is not None and self.step - found[0] < HOLD):
             return found[1] if found else {}
         out: dict[str, tuple[float, float]] = {}
         base = Work.of([(1, len(requests[0].tokens), 1)] * n)
@@ -368,8 +363,7 @@ class Goodput(LengthPolicy):
 
     def learn(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> Account:
         before, self.step = self.step, self.step + work.passes
-        for each in (self.beliefs, *self.apart.values()):
-            each.now = self.step
+        self.beliefs.advance(self.step)
         self.held[self._base.rows > self._base.requests].left -= work.passes - 1
         waited = self.governor.waited(times.total, self.times.predict(work, parts)) if parts else 0.0
         self._account(before, notes, work, parts, times, waited)
@@ -381,7 +375,8 @@ class Goodput(LengthPolicy):
             if arm is not None and arm.path:  # nothing prepared says nothing of the draft
                 depth = min(depth, len(note.offered))
             if arm is not None and depth:
-                self._known(note.request).observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
+                mine = self.beliefs.known_to(note.request)
+                mine.observe(note.request, arm.key(note.nodes), depth, note.offered, note.kept)
         return self.governor.account
 
     def _account(
@@ -421,37 +416,21 @@ class Goodput(LengthPolicy):
         chosen = Counter(note.drafter for note in whole if note.request in self._keys)
         return {drafter: chosen[drafter] / count for drafter, count in asked.items()}
 
-    def _enter(self, request: Request) -> None:
-        """Note whose request it is. A tenant begins with what requests without a tenant have taught so far."""
-        if (tenant := request.extra_key) and request.id not in self.tenants:
-            self.tenants[request.id] = tenant
-            self._forget(MOST_APART - (tenant not in self.apart))
-            if tenant not in self.apart:
-                self.apart[tenant] = self.beliefs.branch()
-
-    def _forget(self, most: int) -> None:
-        """Keep the beliefs of `most` tenants: what idle ones have taught goes, the eldest first."""
-        sizes = [len(each.of) for each in self.apart.values()]
-        more = sum(sizes) - MOST_BELIEFS
-        if len(sizes) <= most and more <= 0:
-            return
-        busy = set(self.tenants.values())
-        for tenant, size in zip([*self.apart], sizes):
-            if len(self.apart) <= most and more <= 0:
-                break
-            if tenant not in busy:
-                del self.apart[tenant]
-                more -= size
-
-    def _known(self, request: int) -> Beliefs:
-        return self.apart[self.tenants[request]] if request in self.tenants else self.beliefs
-
     def drop(self, request: Request) -> None:
-        self._known(request.id).drop(request.id)
-        self.tenants.pop(request.id, None)
+        self.beliefs.drop(request.id)
 
     def state(self) -> dict[str, Any] | None:
         return {"beliefs": self.beliefs.dump()}
+
+
+def reason(
+    what: str, drafter: str, nodes: int, requests: int, tokens: Sequence[float], seconds: float, plain: float
+) -> str:
+    """A bet in words, as `generate --explain` prints it. `tokens` of a request's nodes: low, mean, high."""
+    many = f" for {requests}" if requests > 1 else ""
+    low, mean, high = tokens
+    brings = f"{what} {drafter} x{nodes}{many}: +{mean:.1f} tokens ({low:.1f} to {high:.1f})"
+    return f"{brings} in {1e3 * seconds:.1f} ms; plain {1e3 * plain:.1f} ms"
 
 
 @POLICIES.register("goodput", Chooses("most expected tokens a second; a fixed number where a drafter is named", True))

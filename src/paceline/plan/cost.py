@@ -11,29 +11,31 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from itertools import pairwise
 from math import inf
 from typing import Any
 
 from paceline.core.plan import Work
+from paceline.plan.belief import DEPTH
 
 KNOTS = (1, 2, 4, 5, 8, 9, 10, 16, 17, 24, 32, 33, 48, 49, 64, 65, 96, 128, 192, 256, 384, 512, 768, 1024, 2048)
 """Rows. The step from 16 to 17 opens a panel; AVX2 takes rows in fours, and products of few rows end at 8 or 9."""
-PANEL = 16
-STEEP, LEAST_ROWS = 1.5, 4
-"""How much longer a pass of twice the rows takes where the second half is not cheap; so few rows always are."""
+CHEAP_ROWS, STEEP = (16, 8, 4), 1.5
+"""Numbers of rows of which one is cheap, the last in any case; how much longer a pass of twice the rows takes where the
+second half is not."""
+SCORED_KNOT = 64
+"""Rows up to which a pass was timed with scores of each of its rows, as a draft needs them. More rows are a prompt's,
+whose last row alone is scored."""
 RATE, DRIFT = 0.1, 0.2
 """How far one step moves the terms that it is made of; and `speed`, or all terms of a drafter."""
 FLOOR = 1e-9
-WINDOW = 16
-"""Nodes of a draft that is made while the target's pass runs, at most."""
 OFF = 2.0
 """Factor between what was measured and what was expected at which one interrupted step says little, if it took longer;
 nothing makes a step that much faster by chance, so a price that is that much too high is mended at once."""
-FIRST = 4
-"""First steps of a drafter in service, in which its price may be mended by any factor. Those in which it had nothing to
-offer do not count."""
-FEW = 8
-"""Latest steps that count for what two things at once save, at start-up."""
+YOUNG = 4
+"""Steps of a drafter in service, or rounds of it, in which it is hardly known: its price may be mended by any factor,
+and its choice holds for as many steps. Those in which it had nothing to offer do not count."""
 
 Features = Mapping[Any, float]
 
@@ -71,11 +73,12 @@ class Terms:
                     self.weights[k] *= a / below[k]
 
 
-def hats(rows: int, knots: Sequence[int] = KNOTS) -> dict[int, float]:
-    """Weights of the two knots around `rows`; beyond the last one they go on as they did before it."""
-    i = min(max(bisect_right(knots, rows), 1), len(knots) - 1)
-    low, high = knots[i - 1], knots[i]
-    if rows > high:  # beyond the table: in proportion to the last knot
+@lru_cache(maxsize=1 << 12)
+def hats(rows: int) -> Mapping[int, float]:
+    """Weights of the two knots around `rows`; beyond the last one, in proportion to that."""
+    i = min(max(bisect_right(KNOTS, rows), 1), len(KNOTS) - 1)
+    low, high = KNOTS[i - 1], KNOTS[i]
+    if rows > high:
         return {high: rows / high}
     part = max(0.0, (rows - low) / (high - low))
     return {low: 1.0 - part, high: part}
@@ -165,27 +168,20 @@ class StepTimes:
     """What the latest step drafted."""
     doubt: float = 1.0
     """Factor by which prices of drafts may be too high: above 1 where the table was measured while the process had not
-    a CPU to itself, wall over CPU time then. It holds for drafters that have no FIRST steps in service yet."""
+    a CPU to itself, wall over CPU time then. It holds for drafters that have no YOUNG steps in service yet."""
 
     def of_target(self, work: Work) -> float:
         """Seconds of the target's pass: `Terms.predict` of its features, written out, for choices ask it often."""
-        w, rows = self.target.weights, work.rows
-        i = min(max(bisect_right(KNOTS, rows), 1), len(KNOTS) - 1)
-        low, high = KNOTS[i - 1], KNOTS[i]
-        if rows > high:
-            pass_ = w[high] * rows / high
-        else:
-            part = max(0.0, (rows - low) / (high - low))
-            pass_ = w[low] * (1.0 - part) + w[high] * part
+        w, pass_ = self.target.weights, 0.0
+        for knot, part in hats(work.rows).items():
+            pass_ += w[knot] * part
         read = w["context"] * work.context + w["pairs"] * work.pairs
         return self.speed * work.passes * (pass_ + w["requests"] * work.requests + read)
 
     def cheap_rows(self, most: int) -> int:
         """Rows, at most `most`, up to which twice as many do not take much longer: drafts seldom bring as much more."""
-        w, rows = self.target.weights, PANEL
-        while rows > LEAST_ROWS and w[rows] > STEEP * w[rows // 2]:
-            rows //= 2
-        return min(most, rows)
+        w, (*more, least) = self.target.weights, CHEAP_ROWS
+        return min(most, next((rows for rows in more if w[rows] <= STEEP * w[rows // 2]), least))
 
     def of_level(self, drafters: Iterable[str]) -> float:
         """Seconds of a pass of the draft model, by the first of these drafters that was timed, each of whose nodes is
@@ -200,7 +196,7 @@ class StepTimes:
 
     def hope(self, drafter: str) -> float:
         """Lowest share of a drafter's price that can be true."""
-        return 1.0 / self.doubt if self.served.get(drafter, 0) < FIRST else 1.0
+        return 1.0 / self.doubt if self.served.get(drafter, 0) < YOUNG else 1.0
 
     def of_draft(self, part: Drafting) -> float:
         """Seconds of one drafter's part."""
@@ -225,18 +221,17 @@ class StepTimes:
         """Nodes of a draft that is made, with one token more, in the time of a pass that verifies as many (PEARL,
         arXiv 2408.11850, section 4: gamma = t_target / t_draft)."""
         n = work.requests
-        for nodes in range(2, WINDOW + 1):
+        for nodes in range(2, DEPTH + 1):
             part = Drafting(drafter, n, nodes + 1, n * nodes)
             if self.of_draft(part) > self.of_target(work.more(n * nodes)):
                 return nodes - 1
-        return WINDOW
+        return DEPTH
 
     def predict(self, work: Work, parts: Iterable[Drafting] = ()) -> float:
         """Seconds of a whole step."""
         each = list(parts)
-        nodes, rest = judged(each), self.of_rest
-        alone = self.of_target(work) + sum(map(self.of_draft, each)) + rest(work.requests, nodes, work.passes)
-        return alone - self.of_saved(work, each)
+        rest = self.of_rest(work.requests, judged(each), work.passes)
+        return self.of_target(work) + sum(map(self.of_draft, each)) + rest - self.of_saved(work, each)
 
     def like_latest(self, work: Work) -> float:
         """Seconds of a step whose pass is this work, and in which what was drafted last is drafted again."""
@@ -265,43 +260,46 @@ class StepTimes:
 
     def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
         """One step, as planned and as it was."""
-        self.latest = list(parts)
         if not self.seen:
             self.speed = max(times.target, FLOOR) / self.target.predict(_features(work))
             self.drafts = {name: terms.scaled(self.speed) for name, terms in self.drafts.items()}
-        strange = {part.drafter for part in parts} - self.drafts.keys()
-        if work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts):
-            self.latest = []  # its drafters have read prompts, too
+        new = {part.drafter for part in parts} - self.drafts.keys()
+        with_prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
+        self.latest = [] if with_prompts else [*parts]  # next to prompts drafters have read those, too
         for part in self.latest:
             if part.nodes:
                 self.drafter(part.drafter)
                 self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
-        nodes = judged(parts)
-        target, drafts = self.of_target(work), [self.of_draft(part) for part in parts]
-        rest = self.of_rest(work.requests, nodes, work.passes)
-        wrong = abs((target + sum(drafts) + rest - self.of_saved(work, parts)) / max(times.total, FLOOR) - 1.0)
+        nodes, target = judged(parts), self.of_target(work)
+        wrong = abs(self.predict(work, parts) / max(times.total, FLOOR) - 1.0)
         self.error += (wrong - self.error) / min(self.seen + 1, 100)
         self.seen += 1
         if any(part.drafter in self.beside for part in parts):
             self._overlapped(parts, times, target)  # the pass had not the machine for itself: no word of its terms
         else:
             self._passed(work, times.target, target)
-        for part, draft in zip(parts, drafts):
-            if part.drafter in times.drafts and part.drafter in self.drafts and self.latest:
-                ratio = times.drafts[part.drafter] / max(draft, FLOOR)
-                young = self.measured and part.nodes and self.served[part.drafter] <= FIRST
-                if young and (ratio < 1.0 / OFF or (ratio > OFF and part.drafter in strange)):
-                    self.drafts[part.drafter] = self.drafts[part.drafter].scaled(max(ratio, FLOOR))
-                    continue
-                if young and self.doubt > 1.0:  # the mean of what was measured in service
-                    by = 1.0 + (min(ratio, OFF) - 1.0) / self.served[part.drafter]
-                    self.drafts[part.drafter] = self.drafts[part.drafter].scaled(by)
-                    continue
-                ratio = _ratio(times.drafts[part.drafter], draft)
-                faster = 1.0 + DRIFT * (ratio - 1.0)
-                self.drafts[part.drafter] = self.drafts[part.drafter].scaled(faster)
-                self.drafts[part.drafter].learn(part.features(), ratio / faster)
+        for part in self.latest:
+            if part.drafter in times.drafts and part.drafter in self.drafts:
+                self._drafted(part, times.drafts[part.drafter], part.drafter in new)
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
+
+    def _drafted(self, part: Drafting, seconds: float, new: bool) -> None:
+        """Drafting took `seconds`. In the first steps of a drafter its price is corrected at once where it is far too
+        high, or where the drafter is `new` and its price is that of others; a doubted price becomes the mean of these
+        steps."""
+        terms, ratio = self.drafts[part.drafter], seconds / max(self.of_draft(part), FLOOR)
+        served = self.served.get(part.drafter, 0)
+        young = self.measured and part.nodes and served <= YOUNG
+        if young and (ratio < 1.0 / OFF or (ratio > OFF and new)):
+            terms = terms.scaled(max(ratio, FLOOR))
+        elif young and self.doubt > 1.0:
+            terms = terms.scaled(1.0 + (min(ratio, OFF) - 1.0) / served)
+        else:
+            ratio = min(OFF, max(1.0 / OFF, ratio))
+            faster = 1.0 + DRIFT * (ratio - 1.0)
+            terms = terms.scaled(faster)
+            terms.learn(part.features(), ratio / faster)
+        self.drafts[part.drafter] = terms
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
         """A pass of the target took `seconds`. A plain one tells the machine's speed; one with further rows, whether
@@ -309,10 +307,12 @@ class StepTimes:
         that is far too quick tells the speed."""
         ratio = min(OFF, max(seconds, FLOOR) / max(expected, FLOOR))
         quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
-        if plain or quick:
+        cold = not self.measured and self.seen <= YOUNG and ratio < 1.0  # the step before read weights, filled caches
+        if plain or quick or cold:
             self.plains += plain
             weight = 1.0 if plain and self.doubt > 1.0 and self.plains == 1 else DRIFT
             faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + weight * (ratio - 1.0)
+            faster = ratio if cold else faster
             self.speed *= faster
             for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
@@ -325,30 +325,28 @@ class StepTimes:
             self.target.learn(_features(work), ratio, RATE if plain else DRIFT)
         self._in_order(work.rows)
 
-    def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rate: float = DRIFT) -> None:
+    def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float) -> None:
         """What a step saved by doing two things at once, next to a pass that takes `target` seconds alone."""
         for name in {part.drafter for part in parts} & self.beside.keys():
             draft = times.drafts.get(name, 0.0)
             spent = times.total - times.rest - sum(s for other, s in times.drafts.items() if other != name)
             share = (target + draft - spent) / max(min(target, draft), FLOOR)
-            self.beside[name] += rate * (min(1.0, max(-1.0, share)) - self.beside[name])
+            self.beside[name] += DRIFT * (min(1.0, max(-1.0, share)) - self.beside[name])
 
     def _in_order(self, rows: int) -> None:
         """Fewer rows never cost more: what was just seen at `rows` bounds the knots on both sides."""
-        weights, near = self.target.weights, [KNOTS.index(k) for k in hats(rows)]
-        seen = [weights[KNOTS[i]] for i in near]
-        for k in reversed(KNOTS[: min(near)]):
-            if weights[k] <= max(seen):
-                break
-            weights[k] = max(seen)
-        for k in KNOTS[max(near) + 1 :]:
-            if weights[k] >= min(seen):
-                break
-            weights[k] = min(seen)
+        weights, near = self.target.weights, hats(rows)
+        least, most = min(weights[k] for k in near), max(weights[k] for k in near)
+        for k in KNOTS:
+            if k < min(near):
+                weights[k] = min(weights[k], most)
+            elif k > max(near):
+                weights[k] = max(weights[k], least)
 
-    def fit_target(self, samples: Sequence[tuple[Work, float]]) -> None:
-        """The target's terms from passes of it alone. Knots (numbers of rows) that none of them
-        touches are extrapolated from those below."""
+    def fit_target(self, samples: Sequence[tuple[Work, float]], unscored: float = 1.0) -> None:
+        """The target's terms from passes of it alone. Knots (numbers of rows) that none of them touches go on in
+        proportion to those below. `unscored`: share of such a pass's time that it takes if its last row alone is
+        scored: a large vocabulary is a good part of each row."""
         if not samples:
             return
         self.speed, self.seen, self.measured = 1.0, len(samples), True
@@ -359,27 +357,25 @@ class StepTimes:
         touched = {k for work, _ in samples for k, weight in hats(work.rows).items() if weight}
         known = [k for k in KNOTS if k in touched]
         weights.update(zip(known, rising(weights[k] for k in known)))
-        for k in KNOTS:
+        for below, k in pairwise((KNOTS[0], *KNOTS)):
             if k not in touched:
                 near = max((j for j in known if j < k), default=known[0])
                 above = min((weights[j] for j in known if j > k), default=inf)
-                weights[k] = min(above, weights[near] * max(1.0, k / near))
+                share = unscored if near <= SCORED_KNOT < k else 1.0
+                least = weights[max(below, near)]
+                weights[k] = min(above, max(least, share * weights[near] * k / near))
 
     def fit(self, samples: Sequence[tuple[Work, Sequence[Drafting], Times]]) -> None:
         """What drafting and the rest take, from steps of an engine."""
-        rest = []
-        for work, parts, times in samples:
-            nodes = judged(parts)
-            rest.append((_others(work, nodes), max(times.rest, FLOOR)))
-        self.rest.fit(rest)
+        self.rest.fit([(_others(work, judged(parts)), max(times.rest, FLOOR)) for work, parts, times in samples])
         for name in sorted({part.drafter for _, parts, _ in samples for part in parts}):
             mine = [(p, t.drafts[name]) for _, ps, t in samples for p in ps if p.drafter == name]
             tree = not any(part.depth for part, _ in mine)
             self.drafts.setdefault(name, _draft(tree)).fit(
                 [(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0
             )
-        for count, (work, parts, took) in enumerate(samples):
-            self._overlapped(parts, took, self.of_target(work), 1.0 / (1 + count % FEW))
+        for work, parts, took in samples:
+            self._overlapped(parts, took, self.of_target(work))
 
     def dump(self) -> dict[str, Any]:
         """As JSON."""
@@ -399,13 +395,9 @@ class StepTimes:
 
 
 def _features(work: Work) -> dict[Any, float]:
-    one: dict[Any, float] = {
-        "requests": work.requests,
-        "context": work.context,
-        "pairs": work.pairs,
-    }
+    one: dict[Any, float] = {"requests": work.requests, "context": work.context, "pairs": work.pairs}
     one.update(hats(work.rows))
-    return one if work.passes == 1 else {name: work.passes * x for name, x in one.items()}
+    return {name: work.passes * x for name, x in one.items()}
 
 
 def _others(work: Work, nodes: int) -> dict[str, float]:

@@ -92,7 +92,12 @@ class Governor:
     def due(self) -> bool:
         """Is it time for a plain step, to see what one takes?"""
         drafted = self.open.get("")
-        return drafted is not None and LOSS * drafted.seconds > self.pass_seconds(1, 0)
+        return self.blind or (drafted is not None and LOSS * drafted.seconds > self.pass_seconds(1, 0))
+
+    @property
+    def blind(self) -> bool:
+        """Have only steps with prompts or drafts set prices so far? What plain decoding takes is then unknown."""
+        return self.times.seen > 0 and not (self.times.measured or self.times.plains)
 
     def _repaid(self, tokens: float) -> float:
         """The part of what is owed that falls due with `tokens` more of each answer."""
@@ -109,6 +114,8 @@ class Governor:
         if self.times.seen:  # else the table's scale is not known yet
             ratio = (times.target + times.rest) / expected
             changed, price = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0), self.pass_seconds(1, 0)
+            if self.blind:
+                changed = min(OFF, ratio) - 1.0
             for key, each in self.open.items():
                 worth = (1.0 + changed) * (each.worth if self.times.plains else each.steps * price)
                 self.lost[key] = each.lost
