@@ -1,22 +1,52 @@
 """Start-up files of hostile shape: one sentence, in bounded time and memory."""
 
 import os
+import struct
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from paceline.cluster.workflow import log as workflow_log
-from paceline.core.errors import InputError
-from paceline.core.files import lines_of, text_of
+from paceline.core import files
+from paceline.core.errors import CheckpointError, InputError, PacelineError
+from paceline.core.files import check_folder, json_of, lines_of, text_of
+from paceline.draft.vocabulary import strings
+from paceline.engine.text import read_template
+from paceline.model.blockzoo import MANIFEST, member_at
+from paceline.model.checkpoint import resolve
+from paceline.retrieve.datastore import KEY_WIDTH, Datastore
+from paceline.retrieve.encoder import SentenceEncoder
+from paceline.retrieve.index import PassageIndex
+from paceline.retrieve.sparse import SPARSE_ARRAYS, Sparse
+from paceline.serve.encoders import encoder_at
 from paceline.serve.settings import longest_key, read_toml
 from paceline.simulate import log as decision_log
+
+
+def member_in(path: Path) -> object:
+    """The zoo's member whose manifest is this file."""
+    member = path.parent / "member"
+    member.mkdir(exist_ok=True)
+    (member / MANIFEST).unlink(missing_ok=True)
+    (member / MANIFEST).symlink_to(path)
+    return member_at(member)
+
 
 READERS: list[Callable[[Path], object]] = [
     read_toml,
     lambda path: list(workflow_log.read(path)),
     lambda path: list(decision_log.read(path)),
     lambda path: text_of(path, "config"),
+    lambda path: json_of(path, "config"),
+    read_template,
+    lambda path: list(strings(path)),
+    Datastore.load,
+    PassageIndex.open,
+    Sparse.load,
+    member_in,
 ]
 
 
@@ -25,8 +55,82 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, read: Callable[[Path
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     for path in (pipe, Path("/dev/zero"), tmp_path, tmp_path / "none"):
-        with pytest.raises(InputError):
+        with pytest.raises(PacelineError) as said:
             read(path)
+        assert "\n" not in str(said.value)
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]", "null", "9" * 10_000, "\0", '{"format": 1}'])
+def test_json_of_hostile_shape(tmp_path: Path, text: str) -> None:
+    """An index and a zoo's manifest."""
+    (tmp_path / "index.json").write_text(text)
+    (tmp_path / "passages.jsonl").write_text(text + "\n")
+    with pytest.raises(InputError):
+        PassageIndex.open(tmp_path)
+    with pytest.raises(CheckpointError):
+        member_in(tmp_path / "index.json")
+    (tmp_path / "index.json").write_text('{"format": 1, "passages": 1, "encoder": null}')
+    with pytest.raises(InputError, match="no passage"):
+        PassageIndex.open(tmp_path)
+
+
+def test_a_directory_of_somebody_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a model, a draft model, an encoder: what none of their readers would come to the end of."""
+    (tmp_path / "config.json").write_text('{"architectures": ["BertModel"], "model_type": "bert"}')
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    (tmp_path / "index.json").write_text("{}")
+    (tmp_path / "gone").symlink_to(tmp_path / "nothing")
+    (tmp_path / "1_Pooling").mkdir()
+    check_folder(tmp_path)
+    for make in (os.mkfifo, lambda at: os.symlink("/dev/zero", at)):
+        make(tmp_path / "tokenizer.json")
+        for reader in (resolve, SentenceEncoder, PassageIndex.open):
+            with pytest.raises(InputError, match=r"tokenizer.json is no regular file"):
+                reader(tmp_path)
+        os.unlink(tmp_path / "tokenizer.json")
+    with (tmp_path / "tokenizer.json").open("wb") as sparse:
+        sparse.truncate(files.MOST_SMALL_FILE_BYTES + 1)
+    with pytest.raises(InputError, match="has 268435457 bytes"):
+        resolve(tmp_path)
+    os.unlink(tmp_path / "tokenizer.json")
+    monkeypatch.setattr(files, "MOST_FOLDER_FILES", 2)
+    with pytest.raises(InputError, match="more than 2 files"):
+        resolve(tmp_path)
+    os.unlink(tmp_path / "config.json")
+    os.mkfifo(tmp_path / "config.json")
+    assert not encoder_at(tmp_path)
+
+
+def npz(path: Path, shape: str, kind: str = "<i2", compress: bool = False) -> Path:
+    """A file of numpy's whose headers say this."""
+    header = f"{{'descr': '{kind}', 'fortran_order': False, 'shape': {shape}}}\n".encode()
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED if compress else zipfile.ZIP_STORED) as made:
+        for name in ("keys", "values", *SPARSE_ARRAYS):
+            made.writestr(f"{name}.npy", b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header + b"\0" * 64)
+    return path
+
+
+@pytest.mark.parametrize("read", [Datastore.load, Sparse.load])
+def test_arrays_that_lie(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    path = tmp_path / "made.npz"
+    for shape in ("(1000000000000000,)", "(10**9,)", "(-1,)", "(1e9,)", "{" * 2000, "(" * 20_000 + ")" * 20_000):
+        with pytest.raises(InputError) as said:
+            read(npz(path, shape))
+        assert "\n" not in str(said.value)
+    for kind, compress in (("|O", False), ("<i2", True)):
+        with pytest.raises(InputError):
+            read(npz(path, "(4,)", kind, compress))
+    np.savez(path, keys=np.zeros((2, KEY_WIDTH), np.int16), values=np.array([1, -5], np.int32))
+    with pytest.raises(InputError, match="without tokens"):
+        Datastore.load(path)
+
+
+@pytest.mark.parametrize("starts", [[0, 9], [2, 1], [-1, 1], [0]])
+def test_terms_that_lie(tmp_path: Path, starts: list[int]) -> None:
+    whole = np.array([0, 1], np.int32)
+    Sparse({"a": 0}, np.array(starts), whole, whole.astype(np.int64), 2).save(tmp_path / "bm25.npz")
+    with pytest.raises(InputError, match="build the index again"):
+        Sparse.load(tmp_path / "bm25.npz")
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,8 @@ def test_broken_logits_fail_rather_than_draw():
     z[:, 3] = float("nan")
     assert sampler.draw(rows, sampler.scores(rows, z), [1, 1]) == [-1, -1]
     assert "not finite" in sampler.empty_message(plain)
+    tiny = request(0, repetition_penalty=1e-300)
+    assert "repetition_penalty 1e-300" in admitted(tiny).empty_message(tiny)
 
 
 @pytest.mark.parametrize(

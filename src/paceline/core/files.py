@@ -1,10 +1,11 @@
 """Files that somebody else may have made: regular ones, of a bounded size, whose faults are one sentence."""
 
+import json
 import os
 import stat
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from paceline.core.errors import InputError
 
@@ -12,6 +13,34 @@ MOST_BYTES = 1 << 20
 """Size limit of a settings file."""
 MOST_LINE_BYTES = 64 << 20
 """Length limit of a line of a log."""
+
+MOST_SMALL_FILE_BYTES = 256 << 20
+"""Size limit of a text file of a model's directory: the largest tokenizers have 35 MB."""
+MOST_FOLDER_FILES = 20_000
+SMALL_FILE_SUFFIXES = (".json", ".jinja", ".txt", ".model", ".py")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise InputError where a directory of somebody else's making holds what a reader would wait for, or never come
+    to the end of: pipes, devices, sockets, and text files that are too large for any memory."""
+    try:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number >= MOST_FOLDER_FILES:
+                    raise InputError(f"{folder} holds more than {MOST_FOLDER_FILES} files; is it the right directory?")
+                try:
+                    state = entry.stat()
+                except OSError:  # a link to nothing, or in a circle: who reads it will say so
+                    continue
+                if not (stat.S_ISREG(state.st_mode) or stat.S_ISDIR(state.st_mode)):
+                    raise InputError(f"{entry.path} is no regular file; remove it, or put a file there.")
+                if entry.name.endswith(SMALL_FILE_SUFFIXES) and state.st_size > MOST_SMALL_FILE_BYTES:
+                    raise InputError(
+                        f"{entry.path} has {state.st_size} bytes, but no file of its kind has more than "
+                        f"{MOST_SMALL_FILE_BYTES}; download it again."
+                    )
+    except OSError as error:
+        raise InputError(f"{folder} cannot be read ({error.strerror}); check the path and its mode.") from None
 
 
 def open_regular(path: Path, what: str) -> IO[bytes]:
@@ -36,6 +65,15 @@ def text_of(path: Path, what: str, most: int = MOST_BYTES) -> str:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(f"{what} {path} cannot be read ({error}).") from None
+
+
+def json_of(path: Path, what: str, most: int = MOST_SMALL_FILE_BYTES) -> Any:
+    """What a JSON file of at most `most` bytes holds. Raises InputError."""
+    text = text_of(path, what, most)
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{what} {path} is not JSON ({error}).") from None
 
 
 def lines_of(path: Path, what: str, most: int = MOST_LINE_BYTES) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from paceline.core.component import Narrows
 from paceline.core.errors import InputError
+from paceline.core.files import open_regular
 
 LEARN = "learn"
 LEARNED_TOKENS = 32768
@@ -143,19 +144,17 @@ def vocabulary_of(wish: VocabularyWish, model: Narrows, text: Any, *, drafts: bo
 
 def strings(path: Path) -> Iterator[str]:
     """The texts of a file: of JSON, or a line of JSON each, its strings; else its lines. Raises InputError."""
-    try:
-        content = path.read_text(encoding="utf-8", errors="replace")
-    except OSError as error:
-        raise InputError(f"draft_vocab names {path}, which cannot be read ({error.strerror}).") from None
+    with open_regular(path, "draft_vocab") as file:
+        content = file.read().decode("utf-8", errors="replace")
     try:
         yield from within(json.loads(content))
         return
-    except ValueError:
+    except (ValueError, RecursionError):
         pass
     for line in content.splitlines(keepends=True):
         try:
             yield from within(json.loads(line)) if line[:1] in "{[" else (line,)
-        except ValueError:
+        except (ValueError, RecursionError):
             yield line
 
 

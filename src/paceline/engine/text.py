@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import CheckpointError, InputError
+from paceline.core.files import text_of
 from paceline.engine.conversation import RoleForm, form, shape_all
 from paceline.model.memo import remembered, states
 from paceline.model.unindexed import submodules_alone
@@ -133,11 +134,9 @@ def read_template(path: Path) -> str:
     """The source of a chat template. InputError when it cannot be read or is no Jinja template."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
+    source = text_of(path, "chat_template")
     try:
-        source = path.read_text(encoding="utf-8")
         _compile_jinja_template(source)
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"chat_template {path} cannot be read ({error}); give a file with a template.") from None
     except Exception as error:
         raise InputError(f"chat_template {path} is not a Jinja template ({error}); mend it.") from None
     return source

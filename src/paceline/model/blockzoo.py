@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError, InputError
+from paceline.core.files import json_of
 from paceline.model import parts
 
 MANIFEST, SMALL_TENSORS, ADAPTER_FILE = "zoo.json", "rest.safetensors", "adapter_model.safetensors"
@@ -86,7 +87,7 @@ def members() -> list[ZooMember]:
 def member_at(path: Path) -> ZooMember:
     """CheckpointError where its manifest is none."""
     try:
-        found = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+        found = json_of(path / MANIFEST, "manifest")
         tensors, files = dict(found["tensors"]), dict(found["files"])
         names = [*tensors.values(), *files.values()]
         if found["layout"] != ZOO_LAYOUT or not all(BLOB_NAME.fullmatch(name) for name in names):

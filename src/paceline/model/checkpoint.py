@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from paceline.core.errors import CheckpointError, memory_ended, no_room_for
+from paceline.core.files import check_folder
 from paceline.model import checks, gguf, pages
 from paceline.model.blockzoo import MANIFEST, SMALL_TENSORS, located, member_at, tensor_digest
 from paceline.model.catalogue import CATALOGUE
@@ -41,6 +42,7 @@ def resolve(model: str | Path, revision: str | None = None, token: str | None = 
     if path.suffix == ".gguf":
         return gguf.resolve(str(model), revision, token)
     if path.is_dir():
+        check_folder(path)
         return gguf.only(path)
     if path.exists():
         raise CheckpointError(f"{path} is a file; give the directory that holds config.json and safetensors.")

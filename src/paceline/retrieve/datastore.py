@@ -6,8 +6,6 @@ two contexts are near where the model expects the same. It is all that a process
 served; the paper takes a hidden state.
 """
 
-import zipfile
-import zlib
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -19,8 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from paceline.core.errors import InputError
+from paceline.core.files import open_regular
 from paceline.core.plan import TOLD_ROWS
 from paceline.core.rows import RowsBuilder
+from paceline.retrieve.arrays import arrays
 from paceline.retrieve.dense import VECTOR_SCALE, Vectors, whole
 from paceline.retrieve.retriever import Hit, Scores, best
 
@@ -78,15 +78,16 @@ class Datastore:
     @classmethod
     def load(cls, path: Path | str) -> "Datastore":
         """Read what `save` wrote. InputError for a file that is none."""
-        try:
-            with zipfile.ZipFile(path):
-                pass  # numpy reads other files, too
-            with np.load(path, allow_pickle=False) as made:
-                keys, values = made["keys"], made["values"]
-        except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-            raise InputError(f"{path} holds no datastore ({error}); paceline index --model makes one.") from None
+        with open_regular(Path(path), "datastore") as file:
+            try:
+                found = arrays(file, ("keys", "values"))
+            except ValueError as error:
+                raise InputError(f"{path} holds no datastore ({error}); paceline index --model makes one.") from None
+        keys, values = found
         if values.ndim != 1 or keys.shape != (len(values), KEY_WIDTH) or {keys.dtype.kind, values.dtype.kind} != {"i"}:
             raise InputError(f"{path} holds no datastore of this version; make it again with paceline index --model.")
+        if not len(values) or values.min() < 0:
+            raise InputError(f"{path} holds a datastore without tokens; make it again with paceline index --model.")
         return cls(keys, values)
 
     def query(self, text: Any) -> Vectors:

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import CheckpointError, InputError
+from paceline.core.files import check_folder
 
 WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
 ENCODER_BATCH_TEXTS = 64
@@ -144,6 +145,8 @@ class PairEncoder(TextReader):
 
 def check(path: Path) -> None:
     """Refuse what is no sentence encoder, or makes its vectors in another way."""
+    if path.is_dir():
+        check_folder(path)
     if not (path / "config.json").is_file() or not (path / "model.safetensors").is_file():
         raise InputError(f"{path} holds no encoder; give a folder with config.json and model.safetensors.")
     pooling_of(path)

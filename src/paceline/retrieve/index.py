@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import InputError
+from paceline.core.files import check_folder, json_of, lines_of
 from paceline.retrieve import dense, passages
 from paceline.retrieve.encoder import Encoder, SentenceEncoder, StaticEncoder
 from paceline.retrieve.passages import Passage
@@ -51,10 +52,10 @@ class PassageIndex:
         folder without one, and for vectors of another encoder."""
         path = Path(path)
         about = _about(path)
-        lines = (path / "passages.jsonl").read_text(encoding="utf-8").splitlines()
-        if len(lines) != about["passages"]:
-            raise InputError(f"{path} has {len(lines)} of {about['passages']} passages; build the index again.")
-        made = cls(path, [Passage(**json.loads(line)) for line in lines], about)
+        found = [_passage(path, line) for line in lines_of(path / "passages.jsonl", "index")]
+        if len(found) != about["passages"]:
+            raise InputError(f"{path} has {len(found)} of {about['passages']} passages; build the index again.")
+        made = cls(path, found, about)
         if isinstance(encoder, str | Path):
             encoder = made._load(Path(encoder))
         if encoder is not None:
@@ -81,11 +82,19 @@ class PassageIndex:
 
     def _make(self, kind: str) -> Retriever:
         if kind == "bm25":
-            return Sparse.load(self.path / "bm25.npz")
+            found = Sparse.load(self.path / "bm25.npz")
+            if found.size != len(self.passages):
+                raise InputError(f"{self.path} has terms of {found.size} other passages; build the index again.")
+            return found
         if self.encoder is None:
             self._take(self._load(Path(self.about["encoder"]["path"])))
         assert self.encoder is not None
-        vectors = np.load(self.path / "vectors.npy", allow_pickle=False)
+        try:
+            vectors = np.load(self.path / "vectors.npy", allow_pickle=False)
+        except Exception as error:  # a damaged file raises what it likes
+            raise InputError(f"{self.path / 'vectors.npy'} cannot be read ({type(error).__name__}: {error}).") from None
+        if vectors.ndim != 2 or vectors.dtype.kind != "i" or len(vectors) != len(self.passages):
+            raise InputError(f"{self.path / 'vectors.npy'} has no vector of each passage; build the index again.")
         if kind == "exact":
             return dense.ExactVectors(vectors, self.encoder)
         return dense.VectorGraph(vectors, self.encoder, dense.read_graph(self.path / "hnsw.faiss"))
@@ -107,13 +116,31 @@ class PassageIndex:
 
 
 def _about(path: Path) -> dict[str, Any]:
+    if not (path / "index.json").exists():
+        raise InputError(f"{path} holds no index; paceline index makes one.")
+    check_folder(path)
+    about = json_of(path / "index.json", "index")
+    given = about if isinstance(about, dict) else {}
+    if given.get("format") != FORMAT:
+        raise InputError(
+            f"{path} has an index of format {str(given.get('format'))[:40]}, not {FORMAT}; build it again."
+        )
+    coder = given.get("encoder", "")
+    named = coder is None or (isinstance(coder, dict) and isinstance(coder.get("path"), str) and "name" in coder)
+    if not named or type(given.get("passages")) is not int:
+        raise InputError(f"{path / 'index.json'} lacks what an index says of its passages; build it again.")
+    return given
+
+
+def _passage(path: Path, line: bytes) -> Passage:
     try:
-        about: dict[str, Any] = json.loads((path / "index.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} holds no index ({error}); paceline index makes one.") from None
-    if about.get("format") != FORMAT:
-        raise InputError(f"{path} has an index of format {about.get('format')}, not {FORMAT}; build it again.")
-    return about
+        found = json.loads(line)
+        title, text = found["title"], found["text"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{path / 'passages.jsonl'} has a line that is no passage ({error!r}).") from None
+    if not isinstance(title, str) or not isinstance(text, str):
+        raise InputError(f"{path / 'passages.jsonl'} has a passage whose title or text is no text; build it again.")
+    return Passage(title, text)
 
 
 def build(

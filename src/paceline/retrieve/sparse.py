@@ -9,10 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import InputError
+from paceline.core.files import open_regular
+from paceline.retrieve.arrays import arrays
 from paceline.retrieve.retriever import Hit, Scores, best
 
 SCORE_PARTS = 1 << 16
 """Parts of a score of 1: sums of whole numbers have one value in any order."""
+SPARSE_ARRAYS = ("words", "numbers", "starts", "ids", "parts", "size")
 
 
 class Sparse:
@@ -47,9 +50,25 @@ class Sparse:
     @classmethod
     def load(cls, path: Path) -> "Sparse":
         library()
-        with np.load(path, allow_pickle=False) as made:
-            terms = dict(zip(str(made["words"]).split("\n"), made["numbers"].tolist()))
-            return cls(terms, made["starts"], made["ids"], made["parts"], int(made["size"]))
+        with open_regular(path, "index") as file:
+            try:
+                words, numbers, starts, ids, parts, size = arrays(file, SPARSE_ARRAYS)
+                made = cls(dict(zip(str(words).split("\n"), numbers.tolist())), starts, ids, parts, int(size))
+                made.check()
+                return made
+            except (ValueError, TypeError) as error:
+                raise InputError(f"{path} holds no terms of an index ({error}); build the index again.") from None
+
+    def check(self) -> None:
+        """Raise ValueError where a search would read outside of the arrays."""
+        starts, ids = self.starts, self.ids
+        flat = all(each.ndim == 1 and each.dtype.kind == "i" for each in (starts, ids, self.parts))
+        if not flat or not len(starts) or len(ids) != len(self.parts) or starts[0] < 0 or starts[-1] > len(ids):
+            raise ValueError("its arrays do not fit together")
+        if (starts[1:] < starts[:-1]).any() or (len(ids) and not (ids.min() >= 0 and ids.max() < self.size)):
+            raise ValueError("its numbers are those of another index")
+        if not all(isinstance(at, int) and 0 <= at < len(starts) - 1 for at in self.terms.values()):
+            raise ValueError("its terms are those of another index")
 
     def query(self, text: str) -> list[int]:
         """The numbers of the terms that the index has, as often as the text has them."""

@@ -213,6 +213,8 @@ class Sampler:
         used = {"grammar": p.grammar, "allowed_tokens": p.allowed_tokens, "bad_words": p.bad_words,
                 "min_tokens": p.min_tokens, "logit_bias": p.logit_bias, "processors": p.processors}  # fmt: skip
         names = [name for name, value in used.items() if value]
+        if not names and not 1e-6 < (p.repetition_penalty or 1.0) < 1e6:
+            return f"No finite score is left after repetition_penalty {p.repetition_penalty:g}: give one nearer to 1."
         if not names:
             return "The model's logits are not finite, so no token can be drawn: check the weights or use float32."
         return f"No token is left to draw after {' and '.join(names)}: allow more tokens or remove one of them."

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import InputError
+from paceline.core.files import MOST_SMALL_FILE_BYTES
 from paceline.engine.async_llm import AsyncLLM
 from paceline.engine.door import DOOR
 from paceline.engine.totals import Snapshot, Totals
@@ -38,11 +39,14 @@ MOST_CHARACTERS = 64
 
 def encoder_at(model: Path | str | None) -> bool:
     """Does this folder hold an encoder? What is no folder, or cannot be read, is no encoder here."""
+    config_file = Path(model or "") / "config.json"
     try:
-        config = json.loads((Path(model or "") / "config.json").read_text(encoding="utf-8"))
+        if not config_file.is_file() or config_file.stat().st_size > MOST_SMALL_FILE_BYTES:
+            return False
+        config = json.loads(config_file.read_text(encoding="utf-8"))
         names = [str(name) for name in config.get("architectures") or ()]
         return config.get("model_type") in ENCODERS and not any(name.endswith("ForCausalLM") for name in names)
-    except (OSError, ValueError, AttributeError):
+    except (OSError, ValueError, AttributeError, TypeError, RecursionError):
         return False
 
 

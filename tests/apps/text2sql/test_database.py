@@ -1,8 +1,10 @@
 """Only one query runs, within limits of time and rows; files that are no database are refused."""
 
 import hashlib
+import os
 import sqlite3
 import time
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,7 @@ pytest.importorskip("sqlglot", reason="needs paceline[apps]")
 from paceline.apps.text2sql.child import permit
 from paceline.apps.text2sql.database import Duck, QueryError, Sqlite, SqlLimits, open_database
 from paceline.apps.text2sql.guard import Forbidden, check
+from paceline.apps.text2sql.schema import read_schema
 
 WRITES = [
     "DELETE FROM singer",
@@ -149,6 +152,29 @@ def test_what_is_no_database(tmp_path: Path) -> None:
         with pytest.raises(QueryError, match=says) as error:
             open_database(tmp_path / name)
         assert error.value.kind == "missing"
+
+
+def test_a_database_of_hostile_shape(sqlite_file: Path, tmp_path: Path) -> None:
+    """Views of views are expanded, and what is damaged quotes bytes of the file: in the child, as a query is."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(QueryError, match="neither an SQLite"):
+        open_database(tmp_path / "pipe")
+    with closing(sqlite3.connect(tmp_path / "views")) as made:
+        made.execute("CREATE TABLE v0(a)")
+        for n in range(1, 26):
+            made.execute(f"CREATE VIEW v{n} AS SELECT x.a FROM v{n - 1} x, v{n - 1} y")
+    with pytest.raises(QueryError, match=r"too many references|was stopped"):
+        read_schema(open_database(tmp_path / "views"))
+    raw = sqlite_file.read_bytes()
+    (tmp_path / "cut").write_bytes(raw.replace(b"CREATE", b"CR\xb1ATE"))
+    with pytest.raises(QueryError, match="is damaged"):
+        read_schema(open_database(tmp_path / "cut"))
+    assert all(table in read_schema(open_database(sqlite_file)).tables for table in tables_of(sqlite_file))
+
+
+def tables_of(path: Path) -> list[str]:
+    with closing(sqlite3.connect(path)) as made:
+        return [name for (name,) in made.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
 
 
 def test_the_check_says_what_was_wrong() -> None:

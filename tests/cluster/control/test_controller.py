@@ -151,6 +151,7 @@ def test_hints_are_taken_out_of_the_request_and_checked() -> None:
         (b'{"workflow": {"id": ""}}', "workflow.id"),
         (b'{"workflow": {"id": "a", "more": 1}}', "workflow.more"),
         (b'{"workflow": 3}', "workflow"),
+        (b'{"workflow": {"id": "a", "deadline_s": "nan"}}', "workflow.deadline_s"),
     ):
         with pytest.raises(ApiError, match=says):
             read(body)
@@ -197,6 +198,32 @@ def test_lengths_of_a_step_are_learned() -> None:
         router.learn("a", (100.0, 20.0))
     assert router.work("a", 400, {"max_tokens": 100}).tokens_out == pytest.approx(20.0)
     assert np.isfinite(router.state(0.0)["instances"]["one"]["backlog_s"])
+
+
+class Refusing(Fragile):
+    """Refuses bodies without a prompt at once."""
+
+    async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
+        found = await super().ask(path, body, client)
+        return found if b"prompt" in (body or b"") else Reply(400, b'{"error": {"message": "no prompt"}}')
+
+
+async def test_refusals_teach_nothing() -> None:
+    """Else anybody could have the router believe that long calls are short, or that short ones are long."""
+    made, events = controller(Refusing("one"))
+    router, one = router_module.Router(made), made.dispatcher.instances["one"]
+    await router.post("/completions", {"prompt": "x"}, router_module.Hint(id="good", last=True), 10)
+    asked = [CallWork("call", 10, length) for length in (10, 300)]
+    before = [made.dispatcher.predictor.seconds(work, one) for work in asked]
+    for n, most in enumerate((2**62, -(2**62), 1, True)):
+        await router.post("/completions", {"max_tokens": most}, router_module.Hint(id=f"{n}", last=True), 10)
+    assert [made.dispatcher.predictor.seconds(work, one) for work in asked] == before
+    assert replay(json.loads(json.dumps(events))) is None
+    assert sum(event.get("teaches") is False for event in events) == 4
+    router._lengths.clear()
+    assert 0 < router.work("call", 10, {"max_tokens": -5}).tokens_out < 1
+    assert router.work("call", 10, {"max_tokens": 2**62}).tokens_out == router_module.MOST_EXPECTED_TOKENS / 2
+    await made.close()
 
 
 async def test_names_that_clients_choose_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,10 +44,11 @@ def connect(path: str) -> sqlite3.Connection:
     return connection
 
 
-def sqlite(path: str, sql: str) -> Callable[[], Any]:
-    """The query, ready to begin."""
+def sqlite(path: str, sql: str, own: bool) -> Callable[[], Any]:
+    """The query, ready to begin. `own`: it is the application's, which may ask what the database is made of."""
     connection = connect(path)
-    connection.set_authorizer(permit)
+    if not own:
+        connection.set_authorizer(permit)
     return lambda: connection.execute(sql)
 
 
@@ -168,6 +169,8 @@ def cell(value: Any) -> Any:
 
 def said_by(error: Exception) -> str:
     """A server's sentence, without what the driver puts around it."""
+    if isinstance(error, UnicodeDecodeError):
+        return "The database is damaged, or is not text where it must be."
     first = error.args[0] if error.args else ""
     if isinstance(first, dict) and "M" in first:
         return str(first["M"])
@@ -185,7 +188,7 @@ def main() -> None:
             sys.path.append(job["server"]["driver"])
             begin = postgres(job) if job["dialect"] == "postgres" else mysql(job)
         elif job["dialect"] == "sqlite":
-            begin = sqlite(job["path"], job["sql"])
+            begin = sqlite(job["path"], job["sql"], job["own"])
         else:
             begin = duck(job["path"], job["sql"], memory)
         signal.setitimer(signal.ITIMER_REAL, seconds)  # nobody handles it: it ends the process in whatever code it is

@@ -7,10 +7,9 @@ Four walls: the parser's check (`guard`), the connection's mode, the engine's ow
 import getpass
 import json
 import os
-import sqlite3
+import stat
 import subprocess
 import sys
-from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from decimal import Decimal
 from importlib.util import find_spec
@@ -20,7 +19,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from .child import connect
 from .guard import Forbidden, check
 
 Kind = Literal["forbidden", "error", "timeout", "missing", "memory"]
@@ -81,8 +79,8 @@ def open_database(given: Path | str) -> Database:
         return server(given)
     path = Path(given)
     try:
-        with path.open("rb") as file:
-            head = file.read(16)
+        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
+            head = file.read(16) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
     except OSError as error:
         raise QueryError("missing", f"{path} cannot be read: {error.strerror}.") from error
     if head.startswith(b"SQLite format 3\0"):
@@ -100,13 +98,9 @@ class Sqlite:
     def run(self, sql: str, limits: SqlLimits = SqlLimits()) -> SqlResult:
         return _run(self, sql, limits)
 
-    def own(self, sql: str) -> list[tuple[Any, ...]]:
+    def own(self, sql: str, limits: SqlLimits) -> tuple[tuple[Any, ...], ...]:
         """Rows of a statement of the application's own, never a model's: the authoriser would refuse pragmas."""
-        try:
-            with closing(connect(str(self.path))) as connection:
-                return connection.execute(sql).fetchall()
-        except sqlite3.Error as error:
-            raise QueryError("error", str(error)[:300]) from error
+        return _run(self, sql, limits, True).rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +175,7 @@ def _run(database: Database, sql: str, limits: SqlLimits, own: bool = False) -> 
         "dialect": database.dialect, "path": str(database.path.absolute()),
         "sql": sql if own else _checked(sql, database.dialect),
         "server": asdict(database) if isinstance(database, SqlServer) else None,
-        "rows": limits.rows, "bytes": limits.bytes, "seconds": limits.seconds, "memory": memory,
+        "own": own, "rows": limits.rows, "bytes": limits.bytes, "seconds": limits.seconds, "memory": memory,
     }  # fmt: skip
     with subprocess.Popen(
         [sys.executable, "-I", str(PROGRAM)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL

@@ -10,6 +10,7 @@ from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer
 from .keywords import KEYWORDS
 
 SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
+SQL_SCHEMA_MOST = SqlLimits(seconds=10.0, rows=100_000)
 SQL_SCHEMA_SHOWN = 40
 """Characters of a stored value in a prompt."""
 SQL_ABOUT_SHOWN = 120
@@ -153,7 +154,8 @@ def _sqlite(database: Sqlite) -> list[Column]:
     rows = database.own(
         'SELECT m.name, c.name, c.type, c.pk, f."table", f."to" FROM sqlite_master m '
         'JOIN pragma_table_info(m.name) c LEFT JOIN pragma_foreign_key_list(m.name) f ON f."from" = c.name '
-        "WHERE m.type IN ('table', 'view') AND m.name NOT LIKE 'sqlite_%' ORDER BY m.rowid, c.cid"
+        "WHERE m.type IN ('table', 'view') AND m.name NOT LIKE 'sqlite_%' ORDER BY m.rowid, c.cid",
+        SQL_SCHEMA_MOST,
     )
     keys = {row[0]: row[1] for row in rows if row[3]}
     return [

@@ -53,6 +53,8 @@ class Controller:
     engines: Mapping[str, RemoteEngine]
     used: Callable[[Reply], tuple[float, float] | None] = lambda reply: None
     """Tokens (prompt, output) of a reply."""
+    teaches: Callable[[Reply], bool] = lambda reply: True
+    """Do a reply's seconds say how long other calls take?"""
     clock: Callable[[], float] = monotonic
     tuner: Tuner | None = None
     answered: dict[str, int] = field(default_factory=dict)
@@ -167,7 +169,8 @@ class Controller:
             self._lost(name, lost)
             return
         self._losses.pop(name, None)
-        if not self.dispatcher.finish(start.task, start.attempt, self.clock(), self.used(reply)):
+        used, teaches = self.used(reply), self.teaches(reply)
+        if not self.dispatcher.finish(start.task, start.attempt, self.clock(), used, teaches):
             self.dropped += not call.streams
             if call.streams:
                 self._waiting.pop(start.task.id, None)

@@ -39,6 +39,8 @@ ROUTER_RATE = 0.1
 """How quickly what a step's calls are expected to have follows what they had."""
 MOST_CALLS = 1024
 """Calls that are planned as one workflow."""
+MOST_EXPECTED_TOKENS = 1 << 15
+"""Longest output that a call is planned with, whatever it allows: one that allows very many would fill its engine."""
 NO_ENGINE_S, MODELS_S = 10, 5.0
 """How long calls wait while no engine is alive, and a list of models for an engine."""
 Step = Annotated[str, Field(min_length=1, max_length=64)]
@@ -50,7 +52,7 @@ class Hint(BaseModel):
     model_config = ConfigDict(extra="forbid")
     id: Annotated[str, Field(min_length=1, max_length=128)]
     step: Step = "call"
-    deadline_s: float | None = None
+    deadline_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
     """Seconds that the whole workflow has left; 0 or less if it is late."""
     expected: list[Step] = Field(default=[], max_length=64)
     """Steps expected after this one."""
@@ -108,6 +110,7 @@ class Router:
         self._lengths: dict[str, tuple[float, float]] = {}
         self._salt = secrets.token_bytes(16)
         controller.used = tokens
+        controller.teaches = lambda reply: tokens(reply) is not None  # else anybody's refusals would teach nonsense
 
     async def post(self, path: str, data: dict[str, Any], hint: Hint, size: int, call: HttpCall | None = None) -> Reply:
         """A request of `size` bytes, read by `read`. Raises ApiError."""
@@ -169,7 +172,7 @@ class Router:
         """What a call is expected to be: its prompt by its size, its output as those of its step were, or half of what
         it allows."""
         most = data.get("max_completion_tokens") or data.get("max_tokens") or 256
-        half = 0.5 * most if isinstance(most, int) else 128.0
+        half = 0.5 * min(max(most, 1), MOST_EXPECTED_TOKENS) if isinstance(most, int) else 128.0
         _, output = self._lengths.get(step, (0.0, half))
         return CallWork(step, size / 4.0, output)
 

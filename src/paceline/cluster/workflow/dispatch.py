@@ -96,18 +96,23 @@ class Dispatcher:
                 self._withdraw(task)
             del self.tasks[task.id]
 
-    def finish(self, task: Task, attempt: int, now: float, used: tuple[float, float] | None = None) -> bool:
+    def finish(
+        self, task: Task, attempt: int, now: float, used: tuple[float, float] | None = None, teaches: bool = True
+    ) -> bool:
         """An attempt has brought its result, with its counts of tokens (prompt, output). False: it came too late (its
-        instance was given up or its workflow has ended), and the result must not be used."""
+        instance was given up or its workflow has ended), and the result must not be used. `teaches`: may the predictor
+        learn of it?"""
         place = self.instances.get(task.place or "")
         stale = task.attempt != attempt or task.finished is not None or task.id not in self.tasks
         if stale or place is None or task.id not in place.running:
             return False
-        task.finished, task.used = now, used
+        task.finished, task.used, task.teaches = now, used, teaches
         for watcher in self.watchers:
             watcher.finished(task, now)
         del place.running[task.id]
-        self.predictor.learn(CallWork(task.work.step, *used) if used else task.work, place, now - (task.started or 0.0))
+        if teaches:
+            had = CallWork(task.work.step, *used) if used else task.work
+            self.predictor.learn(had, place, now - (task.started or 0.0))
         for child in task.children:
             self._free(child, now)
         return True

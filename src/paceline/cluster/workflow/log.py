@@ -39,7 +39,8 @@ class WorkflowRecorder:
 
     def finished(self, task: Task, now: float) -> None:
         where = {"id": task.id, "workflow": task.workflow.id, "attempt": task.attempt}
-        self._sink({"event": "finish", "now": now, **where, "used": task.used})
+        more = {} if task.teaches else {"teaches": False}
+        self._sink({"event": "finish", "now": now, **where, "used": task.used, **more})
 
     def dropped(self, task: Task, now: float) -> None:
         self._sink({"event": "drop", "now": now, "id": task.id, "workflow": task.workflow.id})
@@ -117,7 +118,7 @@ def _apply(to: Dispatcher, event: Mapping[str, Any]) -> str | None:
         to.close(to.workflows[event["id"]], now)
     elif kind == "finish":
         used = None if event["used"] is None else (event["used"][0], event["used"][1])
-        to.finish(to.tasks[event["id"]], event["attempt"], now, used)
+        to.finish(to.tasks[event["id"]], event["attempt"], now, used, event.get("teaches", True))
     elif kind == "drop":
         to.drop(to.tasks[event["id"]], now)
     elif kind == "turn":

@@ -76,6 +76,8 @@ class Task:
     finished: float | None = None
     used: tuple[float, float] | None = None
     """Tokens (prompt, output) that the call turned out to have."""
+    teaches: bool = True
+    """Do its seconds say anything of other calls? Those of a refusal do not."""
     attempt: int = 0
     """How often it was started; what an earlier attempt brings is dropped."""
 

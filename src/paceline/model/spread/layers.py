@@ -443,6 +443,8 @@ def placed_blocks(
 def read_counts(path: Path) -> dict[Layers, int]:
     """Rows by chain, of a file that `write_counts` wrote; none where there is no file yet."""
     try:
+        if path.exists() and not path.is_file():
+            raise ValueError("it is no regular file")
         found = json.loads(path.read_text(encoding="utf-8"))
         if found["layout"] != COUNTS_LAYOUT:
             raise ValueError("its layout is another")
