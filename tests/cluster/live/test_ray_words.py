@@ -87,9 +87,9 @@ OTHER_RAY = (
     [
         ("a:6379", RuntimeError(OTHER_RAY), r"is of other versions than this process \(Ray: 2\.9\.0 Python: 3\.10\.1 .*"
          r"install the same ones of Ray, Python and Paceline on each machine"),
-        ("a:6379", ConnectionRefusedError("no\nstory"), r"No Ray cluster answers at a:6379 \(no\); where it wants a token"),
+        ("a:6379", ConnectionRefusedError("no\nstory"), r"No Ray cluster answers at a:6379 \(no\); where it wants"),
         ("ray://a:1", ImportError("ray[client]"), "must be HOST:PORT of a Ray cluster's head"),
-        (None, OSError("No space left on device"), r"cannot start on this machine \(No space left on device\); its files"),
+        (None, OSError("No space left on device"), r"cannot start on this machine \(No space left on device\)"),
         (None, RuntimeError(), r"cannot start on this machine \(RuntimeError\)"),
     ],
 )  # fmt: skip
@@ -101,7 +101,7 @@ def test_why_there_is_no_ray(address: str | None, error: Exception, says: str) -
 def test_engines_for_which_there_are_never_cores_are_refused() -> None:
     RaySession("", Path(), cores=4.0).check_room(2, 2.0)
     RaySession("", Path()).check_room(64, 64.0)
-    with pytest.raises(InputError, match=r"engine_cpus is 1\.5, which 3 engines need 4\.5 cores for, but Ray counts 4 on"):
+    with pytest.raises(InputError, match=r"engine_cpus is 1\.5, which 3 engines need 4\.5 cores for, but"):
         RaySession("", Path(), cores=4.0).check_room(3, 1.5)
 
 
