@@ -47,7 +47,7 @@ class RaySession:
     """CPU cores that Ray counts, where no other machine can join; inf where others can."""
 
     def check_room(self, engines: int, cpus: float) -> None:
-        """InputError where so many engines, of so many cores each, can never be there at the same time."""
+        """InputError unless this number of engines, of `cpus` cores each, can run at the same time."""
         if engines * cpus > self.cores:
             raise InputError(
                 f"engine_cpus is {cpus:g}, which {engines} engines need {engines * cpus:g} cores for, but Ray counts "
@@ -151,8 +151,8 @@ class ActorLink:
         return answer
 
     async def facts(self) -> EngineFacts:
-        """As `EngineLink.facts`. Raises as soon as Ray's head is gone, without which none starts. What takes long is
-        told."""
+        """As `EngineLink.facts`. Raises as soon as Ray's head is gone, without which none starts. A long start is
+        logged."""
         began = told = monotonic()
         answer = asyncio.ensure_future(self._sure(self.actor.facts.remote()))
         try:
