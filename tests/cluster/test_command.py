@@ -136,7 +136,7 @@ def test_what_a_cluster_refuses_is_said_in_its_words(monkeypatch: pytest.MonkeyP
         Thread(target=server.serve_forever, daemon=True).start()
         url = f"http://127.0.0.1:{server.server_address[1]}"
         assert said("cluster", "drain", "x", "--url", url) == (2, "paceline: error: There is no engine x.")
-        code, text = said("cluster", "renew", "--url", url)
+        code, text = said("cluster", "renew", "--url", url.removeprefix("http://"))
         assert code == 2 and "is no cluster (HTTP Error 400" in text and server.asked is None  # type: ignore[attr-defined]
         monkeypatch.setenv("PACELINE_API_KEY", "k1")
         assert said("cluster", "drain", "x", "--url", url) == (2, "paceline: error: There is no engine x.")

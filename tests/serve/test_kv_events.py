@@ -74,6 +74,38 @@ class Batch(msgspec.Struct, array_like=True, omit_defaults=True):
 DECODER = msgspec.msgpack.Decoder(Batch)
 
 
+class NamedEvent(msgspec.Struct, omit_defaults=True, tag=True):
+    """As in the subscriber of vLLM 0.26, whose events are maps."""
+
+
+class NamedStored(NamedEvent, tag="BlockStored"):
+    block_hashes: list[int]
+    parent_block_hash: int | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None
+    medium: str | None
+    lora_name: str | None
+    extra_keys: list[tuple[Any, ...] | None] | None = None
+    group_idx: int | None = None
+
+
+class NamedRemoved(NamedEvent, tag="BlockRemoved"):
+    block_hashes: list[int]
+    medium: str | None
+    group_idx: int | None = None
+
+
+class NamedCleared(NamedEvent, tag="AllBlocksCleared"):
+    pass
+
+
+class NamedBatch(msgspec.Struct, array_like=True, omit_defaults=True):
+    ts: float
+    events: list[NamedStored | NamedRemoved | NamedCleared]
+    data_parallel_rank: int | None = None
+
+
 def abstract() -> str:
     """An address that nobody else has: a name of Linux, neither a port nor a file."""
     return f"ipc://@paceline-{uuid.uuid4()}"
@@ -182,6 +214,7 @@ def test_removed_blocks_are_told(served: tuple[str, Router, "zmq.Socket[bytes]"]
     ("text", "names"),
     [
         ("{", "no JSON object"), ("[]", "no JSON object"), ('{"endpoit": "x"}', "endpoit"), ('{"hwm": -1}', "hwm"),
+        ('{"layout": "map"}', "layout"),
         ('{"publisher": "nats"}', "publisher"), ('{"max_queue_size": 0}', "max_queue_size"), ('{"topic": 3}', "topic"),
         ('{"buffer_steps": 1.5}', "buffer_steps"), ('{"buffer_steps": -1}', "buffer_steps"),
         ('{"hwm": 2147483648}', "hwm"), ('{"buffer_steps": 9223372036854775808}', "buffer_steps"),
@@ -228,6 +261,35 @@ def test_after_too_many_events_the_cache_is_told_anew() -> None:
     events.removed(names[8])
     assert events._taken() == [], "of the others nobody has been told"
     events.close()
+
+
+def test_events_may_name_their_fields() -> None:
+    """A subscriber with vLLM's later structures reads them from a socket."""
+    context = zmq.Context()
+    live = context.socket(zmq.SUB)
+    live.setsockopt(zmq.SUBSCRIBE, b"")
+    port = live.bind_to_random_port("tcp://127.0.0.1")
+    events, (one, two) = (
+        KvEvents(EventsConfig(endpoint=f"tcp://127.0.0.1:{port}", layout="maps")),
+        (b"a" * 16, b"b" * 16),
+    )
+    for _ in range(200):  # until the subscription has arrived
+        events.cleared()
+        events.stored(b"root", None, one, [5])
+        events.stored(b"root", one, two, [6])
+        events.removed(two)
+        events._turn()
+        if live.poll(100):
+            break
+    else:
+        pytest.fail("nothing was heard within 20 s")
+    batch = msgspec.msgpack.decode(live.recv_multipart()[2], type=NamedBatch)
+    cleared, stored, removed = batch.events
+    assert isinstance(cleared, NamedCleared) and isinstance(stored, NamedStored) and isinstance(removed, NamedRemoved)
+    assert (stored.block_hashes, stored.token_ids) == ([number(one), number(two)], [5, 6])
+    assert removed.block_hashes == [number(two)] and removed.medium == stored.medium == "GPU" and batch.ts > 0
+    events.close()
+    context.destroy(linger=0)
 
 
 def started(**wish: Any) -> KvEvents:

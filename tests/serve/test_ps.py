@@ -1,5 +1,6 @@
 """`paceline ps` beside a real server."""
 
+from http.client import BadStatusLine
 from importlib import import_module
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_where_a_server_listens_to_others_is_no_server(
 
     def models(url: str) -> list[dict[str, Any]]:
         if not url.endswith(":8000"):
-            raise OSError("no HTTP here")
+            raise BadStatusLine("gRPC") if url.endswith(":7001") else OSError("no HTTP here")
         return [{"id": "demo"}]
 
     places = [("http://127.0.0.1:7001", "5"), ("http://127.0.0.1:8000", "5"), ("http://127.0.0.1:9000", "6")]

@@ -4,6 +4,7 @@ import json
 import os
 import urllib.error
 import urllib.request
+from http.client import HTTPException
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -74,7 +75,8 @@ def asked(url: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
     headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
     data = None if body is None else json.dumps(body).encode()
     try:
-        call = urllib.request.Request(url.rstrip("/").removesuffix("/v1") + path, data, headers)
+        at = url if "://" in url else f"http://{url}"
+        call = urllib.request.Request(at.rstrip("/").removesuffix("/v1") + path, data, headers)
         with urllib.request.urlopen(call, timeout=SLOW_S) as answer:
             found: dict[str, Any] = json.load(answer)
             return found
@@ -84,7 +86,7 @@ def asked(url: str, path: str, body: dict[str, Any] | None) -> dict[str, Any]:
         except (ValueError, KeyError, TypeError):
             why = f"{url} is no cluster ({error}); start one with paceline cluster up."
         raise InputError(why) from None
-    except (OSError, ValueError) as error:
+    except (OSError, HTTPException, ValueError) as error:
         raise InputError(f"No cluster answers at {url} ({error}); start one with paceline cluster up.") from None
 
 

@@ -5,6 +5,7 @@ import os
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ def ps(url: str | None) -> None:
     for address, process in places:
         try:
             cards = models(address)
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, HTTPException, ValueError, KeyError) as error:
             if url is not None:
                 raise InputError(f"No server answers at {url} ({error}); start one with paceline serve.") from None
             silent.append(("?", "does not answer", "", address, process))

@@ -105,30 +105,34 @@ def cluster(args: ServingArgs, settings: Settings) -> int:
     for of, banned in ((args, NOT_CLUSTERED), (settings, NOT_SHARED)):
         if wish := next((each for each in banned if getattr(of, each) not in (None, (), [], {})), None):
             raise InputError(f"A cluster does not serve {wish}; leave it out, or serve without cluster.")
-    from paceline.cluster.live.actors import ActorLink, join
-    from paceline.cluster.live.aside import set_aside
-    from paceline.cluster.live.engines import Engines
-    from paceline.cluster.live.freeness import ScaleRule
-    from paceline.cluster.live.serve import run
-    from paceline.engine.pair import found
-    from paceline.serve import logs
-    from paceline.serve.run import bind
+    from paceline.cluster.live.aside import heeding_ctrl_c, set_aside
 
-    found(args.options())  # says what is wrong with a model before any process is started
-    sock = bind(settings.host, settings.port)
-    count, most = settings.engines or FEWEST_ENGINES, settings.max_engines
-    options = {key: value for key, value in args.arguments().items() if key not in NOT_CLUSTERED}
-    if settings.ray_address is None and args.threads is None:
-        options["threads"] = max(1, len(os.sched_getaffinity(0)) // (most or count))
-    threads = {"OMP_NUM_THREADS": str(options["threads"])} if options.get("threads") else {}
-    model = "demo" if args.model is None else Path(args.model).name
-    with set_aside() as aside:
-        logs.configure(settings, aside.stderr)
-        session = join(settings.ray_address)
-        aside.keep(session.logs)
-        live = Engines(lambda called: ActorLink(called, options, settings.engine_cpus, threads, session))
-        if most is not None:
-            live.rule = ScaleRule(fewest=count, most=most)
+    with ExitStack() as ending:
+        with heeding_ctrl_c():
+            from paceline.cluster.live.actors import ActorLink, join
+            from paceline.cluster.live.engines import Engines
+            from paceline.cluster.live.freeness import ScaleRule
+            from paceline.cluster.live.serve import run
+            from paceline.engine.pair import found
+            from paceline.serve import logs
+            from paceline.serve.run import bind
+
+            found(args.options())  # says what is wrong with a model before any process is started
+            sock = bind(settings.host, settings.port)
+            count, most = settings.engines or FEWEST_ENGINES, settings.max_engines
+            options = {key: value for key, value in args.arguments().items() if key not in NOT_CLUSTERED}
+            if settings.ray_address is None and args.threads is None:
+                options["threads"] = max(1, len(os.sched_getaffinity(0)) // (most or count))
+            threads = {"OMP_NUM_THREADS": str(options["threads"])} if options.get("threads") else {}
+            model = "demo" if args.model is None else Path(args.model).name
+            aside = ending.enter_context(set_aside())
+            logs.configure(settings, aside.stderr)
+            session = join(settings.ray_address)
+            session.check_room(most or count, settings.engine_cpus)
+            aside.keep(session.logs)
+            live = Engines(lambda called: ActorLink(called, options, settings.engine_cpus, threads, session))
+            if most is not None:
+                live.rule = ScaleRule(fewest=count, most=most)
 
         def ready(at: str) -> None:
             announce(at, f"{model} by {count} engines", aside.stdout)

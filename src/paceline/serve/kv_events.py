@@ -86,8 +86,16 @@ class EventBatch(msgspec.Struct, array_like=True):
 EVENT_ENCODER = msgspec.msgpack.Encoder()
 
 
+def encoded(batch: EventBatch, maps: bool) -> bytes:
+    """In msgpack. `maps`: events name their fields, as vLLM's do since 0.23; the batch stays an array."""
+    if not maps:
+        return EVENT_ENCODER.encode(batch)
+    events = [{"type": type(event).__name__, **msgspec.structs.asdict(event)} for event in batch.events]
+    return EVENT_ENCODER.encode([batch.ts, events, batch.data_parallel_rank])
+
+
 class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
-    """The JSON object of vLLM's --kv-events-config."""
+    """The JSON object of vLLM's --kv-events-config, and `layout`."""
 
     enable_kv_cache_events: bool = True
     publisher: Literal["zmq", "null"] = "zmq"
@@ -103,6 +111,8 @@ class EventsConfig(msgspec.Struct, forbid_unknown_fields=True):
     """Events that wait for the publisher. One more, and all are replaced by `AllBlocksCleared` and the blocks that are
     cached then, as far as they fill half of this."""
     topic: str = ""
+    layout: Literal["arrays", "maps"] = "arrays"
+    """Ours alone: how events are written. Routers for vLLM before 0.23 know arrays, some later ones maps alone."""
 
     @property
     def on(self) -> bool:
@@ -255,7 +265,7 @@ class KvEvents:
         self._more.clear()
         requests = [] if self._repeats is None else self._repeats.asked(REPEATS_A_TURN)
         while events := self._taken():
-            message = EVENT_ENCODER.encode(EventBatch(time(), events))
+            message = encoded(EventBatch(time(), events), self.config.layout == "maps")
             self._pub.send_multipart((self.config.topic.encode(), self._number.to_bytes(8, "big"), message))
             if self._repeats is not None:
                 self._repeats.keep(self._number, message)

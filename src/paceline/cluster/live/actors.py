@@ -7,11 +7,14 @@ import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
+from math import inf
 from pathlib import Path
 from socket import create_connection
 from threading import Thread
+from time import monotonic
 from typing import Any
 
+from paceline import __version__
 from paceline.cluster.live.host import EngineHost
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening, PendingAnswer, Word
 from paceline.core.errors import InputError
@@ -24,6 +27,8 @@ CONNECT_S = 5.0
 """Longest wait for another machine's Ray."""
 HEAD_LOOK_S = 2.0
 """Between two looks whether Ray's head is there."""
+STARTING_S = 60.0
+"""Between two lines of the log on an engine that is still being started."""
 DIED = "its process died (killed, out of memory, or crashed)"
 log = logging.getLogger("paceline")
 
@@ -38,6 +43,16 @@ class RaySession:
     """Directory with its logs, on each machine."""
     host: Any = None
     """`EngineHost` as a class of actors: made once, for without the head no new class can be made known."""
+    cores: float = inf
+    """CPU cores that Ray counts, where no other machine can join; inf where others can."""
+
+    def check_room(self, engines: int, cpus: float) -> None:
+        """InputError unless this number of engines, of `cpus` cores each, can run at the same time."""
+        if engines * cpus > self.cores:
+            raise InputError(
+                f"engine_cpus is {cpus:g}, which {engines} engines need {engines * cpus:g} cores for, but Ray counts "
+                f"{self.cores:g} on this machine; give fewer, or leave it out."
+            )
 
     async def check(self) -> None:
         """EngineGoneError where the head does not answer."""
@@ -72,13 +87,27 @@ def join(address: str | None) -> RaySession:
         ours = ray.init(
             address=address or "local", include_dashboard=False, log_to_driver=False, configure_logging=False
         )
-    except (OSError, OverflowError, ValueError) as error:
-        why = str(error).splitlines()[0].rstrip(".")
-        raise InputError(
-            f"No Ray cluster answers at {address} ({why}); where it wants a token, set RAY_AUTH_MODE=token."
-        ) from None
+    except Exception as error:  # Ray raises what its libraries raise
+        raise InputError(no_ray(address, error)) from None
     logs = Path(ours.address_info["session_dir"]) / "logs"
-    return RaySession(ray.get_runtime_context().gcs_address, logs, ray.remote(EngineHost))
+    cores = inf if address else float(ray.cluster_resources().get("CPU", 0.0))
+    return RaySession(ray.get_runtime_context().gcs_address, logs, ray.remote(EngineHost), cores)
+
+
+def no_ray(address: str | None, error: Exception) -> str:
+    """What to say where Ray cannot be started on this machine, or joined at an address."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if lines[0].startswith("Version mismatch"):
+        return (
+            f"The Ray cluster at {address} is of other versions than this process ({' '.join(lines[1:])}); install the "
+            "same ones of Ray, Python and Paceline on each machine."
+        )
+    why = lines[0].rstrip(".")
+    if address is None:
+        return f"Ray cannot start on this machine ({why}); its files are in /tmp/ray, or where RAY_TMPDIR says."
+    if "://" in address:
+        return f"address is {address}, but it must be HOST:PORT of a Ray cluster's head, as `ray start --head` prints."
+    return f"No Ray cluster answers at {address} ({why}); where it wants a token, set RAY_AUTH_MODE=token."
 
 
 class ActorLink:
@@ -94,10 +123,11 @@ class ActorLink:
         self._error = ray.exceptions.RayError
         self._ended = asyncio.Event()
         """It counts as dead, whether Ray knows or not."""
+        self._cpus = cpus
         self.actor = session.host.options(
             num_cpus=cpus, max_restarts=0, max_task_retries=0, max_concurrency=CALLS_AT_ONCE,
             runtime_env={"env_vars": environment},
-        ).remote(options)  # fmt: skip
+        ).remote(options, __version__)  # fmt: skip
 
     async def open(self, key: str, opening: Opening) -> AsyncIterator[Word]:
         """As `EngineLink.open`."""
@@ -121,17 +151,30 @@ class ActorLink:
         return answer
 
     async def facts(self) -> EngineFacts:
-        """As `EngineLink.facts`. Raises as soon as Ray's head is gone, without which none starts."""
+        """As `EngineLink.facts`. Raises as soon as Ray's head is gone, without which none starts. A long start is
+        logged."""
+        began = told = monotonic()
         answer = asyncio.ensure_future(self._sure(self.actor.facts.remote()))
         try:
             await self.session.check()
             while not (await asyncio.wait({answer}, timeout=HEAD_LOOK_S))[0]:
                 await self.session.check()
+                if (now := monotonic()) - told >= STARTING_S:
+                    told = now
+                    self._tell_start(now - began)
             facts: EngineFacts = answer.result()
         finally:
             answer.cancel()
         self.process = facts.process
         return facts
+
+    def _tell_start(self, seconds: float) -> None:
+        """Log that it has not started yet, and what it may wait for."""
+        cores = f", or waits until a machine has {self._cpus:g} cores free for it (engine_cpus)" if self._cpus else ""
+        log.warning(
+            "%s has not started after %.0f s: it still loads the model%s. Ray's logs are in %s.",
+            self.name, seconds, cores, self.session.logs,
+        )  # fmt: skip
 
     async def snapshot(self) -> Snapshot:
         """As `EngineLink.snapshot`."""

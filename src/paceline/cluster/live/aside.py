@@ -1,12 +1,15 @@
-"""What Ray's libraries write to stdout and stderr, between the lines of our log."""
+"""What Ray's libraries write to stdout and stderr, between the lines of our log, and the Ctrl-C that they swallow."""
 
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
+from types import FrameType
 from typing import TextIO
 
 RAW_LOG = "paceline-server.err"
@@ -45,6 +48,27 @@ def set_aside() -> Iterator[Aside]:
         for output, each in zip(OUTPUTS, kept, strict=True):
             os.dup2(each, output)
             os.close(each)
+
+
+@contextmanager
+def heeding_ctrl_c() -> Iterator[None]:
+    """A SIGINT that comes until its end ends in KeyboardInterrupt, also where a library swallows that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    seen = list[int]()
+
+    def note(number: int, frame: FrameType | None) -> None:
+        seen.append(number)
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if seen:
+            raise KeyboardInterrupt
 
 
 def _flush() -> None:

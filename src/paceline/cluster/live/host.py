@@ -9,6 +9,7 @@ from socket import gethostname
 from time import monotonic
 from typing import Any
 
+from paceline import __version__
 from paceline.cluster.live.messages import (
     EngineAdapters,
     EngineFacts,
@@ -35,8 +36,13 @@ from paceline.engine.totals import Snapshot
 class EngineHost:
     """Owns the engine. For one event loop."""
 
-    def __init__(self, options: dict[str, Any]) -> None:
-        """`options` as for `AsyncLLM`."""
+    def __init__(self, options: dict[str, Any], front: str = __version__) -> None:
+        """`options` as for `AsyncLLM`. InputError where the front's Paceline has another version than the engine's:
+        what they say to each other may have changed."""
+        if front != __version__:
+            raise InputError(
+                f"{gethostname()} has Paceline {__version__}, but the cluster's server has {front}; install the same."
+            )
         self.llm = AsyncLLM(**options)
         self._streams: dict[str, Subscription] = {}
 
