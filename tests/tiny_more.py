@@ -115,6 +115,7 @@ MORE: dict[str, dict[str, Any]] = {
         "head_dim": 16,
         "num_experts": 4,
         "moe_topk": 2,
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
     },
     "apertus": {"model_type": "apertus", "num_key_value_heads": 2, "head_dim": 16, "attention_bias": True},
     "arcee": {"model_type": "arcee", "num_key_value_heads": 2},

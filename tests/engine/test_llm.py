@@ -18,6 +18,12 @@ from tests.tiny import save_tokenizer, tiny_checkpoint
 
 PROMPT = "one two three one two three one"
 GREEDY = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
+KEYS_OF_DRAWING: tuple[tuple[str, Any], ...] = (
+    ("begin_suppress_tokens", [5]), ("no_repeat_ngram_size", 3), ("suppress_tokens", 5), ("typical_p", 0.9),
+    ("min_new_tokens", 4), ("stop_strings", ["x"]), ("num_beams", 4), ("guidance_scale", 1.5),
+    ("watermarking_config", {"bias": 2.5}),
+)  # fmt: skip
+"""What a generation config may say that is not served."""
 
 
 def test_results_come_in_order_and_say_what_happened(llm: LLM) -> None:
@@ -158,10 +164,11 @@ def test_tokens_that_are_never_drawn(pair: tuple[Path, Path], tmp_path: Path) ->
     never = sorted({*plain})
     one, other, biased = made({"suppress_tokens": [*never, 10**6]}, never[0])
     assert one == other and not {*one, *biased} & {*never}
-    for key, value in (("begin_suppress_tokens", [5]), ("no_repeat_ngram_size", 3), ("suppress_tokens", 5)):
+    for key, value in KEYS_OF_DRAWING:
         with pytest.raises(CheckpointError, match=key):
             check_defaults({key: value}, target, 320)
-    check_defaults({"begin_suppress_tokens": [], "no_repeat_ngram_size": 0}, target, 320)
+    usual = {"begin_suppress_tokens": [], "no_repeat_ngram_size": 0, "typical_p": 1.0, "num_beams": 1, "min_length": 0}
+    check_defaults(usual | {"max_length": 20, "max_new_tokens": 256, "cache_implementation": "hybrid"}, target, 320)
 
 
 def test_defaults_come_from_the_generation_config(pair: tuple[Path, Path], tmp_path: Path) -> None:

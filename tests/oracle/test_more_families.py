@@ -151,6 +151,7 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         ("hunyuan_v1_moe", {"num_shared_expert": [2, 2, 2]}, "num_shared_expert 2"),
         ("hunyuan_v1_moe", {"moe_topk": [1, 2, 2]}, "moe_topk differs"),
         ("apertus", {"post_norm": True}, "post_norm"),
+        ("nemotron_h", {"time_step_limit": [0.1, 0.5]}, "time_step_limit"),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm"),
         ("granite_swa", {"layer_rope_theta": [1e4]}, "3 layers' rotations"),
     ],

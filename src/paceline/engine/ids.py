@@ -16,6 +16,21 @@ UNSERVED_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "forced_bos_token_id": (None,),
     "forced_eos_token_id": (None,),
     "no_repeat_ngram_size": (None, 0),
+    "encoder_no_repeat_ngram_size": (None, 0),
+    "encoder_repetition_penalty": (None, 1.0),
+    "typical_p": (None, 1.0),
+    "epsilon_cutoff": (None, 0.0),
+    "eta_cutoff": (None, 0.0),
+    "top_h": (None, 1.0),
+    "min_length": (None, 0),
+    "min_new_tokens": (None, 0),
+    "exponential_decay_length_penalty": (None,),
+    "penalty_alpha": (None, 0.0),
+    "guidance_scale": (None, 1.0),
+    "num_beams": (None, 1),
+    "stop_strings": (None, []),
+    "token_healing": (None, False),
+    "watermarking_config": (None,),
 }
 """Keys of a generation config that choose tokens, and the values that say nothing."""
 log = logging.getLogger("paceline")

@@ -219,7 +219,12 @@ def mamba(config: Any, fields: MambaFields) -> Mamba:
     if getattr(config, fields.activation) not in ("silu", "swish"):
         raise CheckpointError(f"{config.model_type} with {fields.activation} other than silu is not served.")
     low, high = getattr(config, "time_step_limit", None) or (0.0, float("inf"))
-    if fields.least:  # as transformers has it
+    if fields.least:  # as transformers has it, which does not read the limits
+        if (float(low), float(high)) != (0.0, math.inf):
+            raise CheckpointError(
+                f"config.json: time_step_limit is [{low}, {high}], which {config.model_type} is not served with; [0, "
+                "Infinity] is."
+            )
         low, high = getattr(config, fields.least), float("inf")
     norm = bool(getattr(config, fields.norm)) if fields.norm else True
     first = bool(getattr(config, fields.norm_first)) if fields.norm_first else False
