@@ -108,7 +108,8 @@ async def listen(client: AsyncOpenAI, model: str, call: dict[str, Any], wait: fl
                 if choice.finish_reason is not None:
                     heard.reasons[place] = choice.finish_reason
     except Exception as error:
-        heard.error = f"{type(error).__name__}: {error}"
+        cause = "" if error.__cause__ is None else f" ({error.__cause__!r})"
+        heard.error = f"{type(error).__name__}: {error}{cause}, {perf_counter() - began:.1f} s after it was sent"
     return heard
 
 
