@@ -18,9 +18,11 @@ MAPPED = "\n".join([
     "        for at in range(0, 100 << 20, 4096): made[-1][at] = 1", "        made[-1].madvise(mmap.MADV_DONTNEED)",
     "except OSError: pass", "print(len(made), 'of 100 MB')",
 ])  # fmt: skip
+VIEWS = ["CREATE TABLE v0(a)", *(f"CREATE VIEW v{n} AS SELECT x.a FROM v{n - 1} x, v{n - 1} y" for n in range(1, 26))]
+"""Views that double with each level."""
 SHARED = "import ctypes\nprint(ctypes.CDLL(None).shmget(0, 1 << 30, 896))"
 LINKS = "\n".join([
-    "import os", "open('a', 'wb').write(b'x' * (20 << 20))", "for i in range(50): os.link('a', f'b{i}')",
+    "import os", "open('a', 'wb').write(b'x' * (20 << 20))", "for i in range(100): os.link('a', f'b{i}')",
     "os.symlink('/etc/passwd', 'c')", "os.link('/etc/passwd', 'd')",
 ])  # fmt: skip
 SOCKETS = "\n".join([
@@ -97,6 +99,27 @@ def query(kind: str, sql: str, seconds: float) -> bool:
         return said != "answered" and took < seconds + 2
 
 
+def views() -> bool:
+    """False where a database's own views hold up who reads its schema."""
+    from paceline.apps.text2sql.database import QueryError, open_database
+    from paceline.apps.text2sql.schema import read_schema
+
+    with tempfile.TemporaryDirectory() as folder:
+        path, began = Path(folder) / "data", time.monotonic()
+        with sqlite3.connect(path) as connection:
+            for sql in VIEWS:
+                connection.execute(sql)
+        connection.close()
+        try:
+            read_schema(open_database(path))
+            said = "answered"
+        except QueryError as error:
+            said = error.kind
+    took = time.monotonic() - began
+    print(f"sqlite views of views: {said} after {took:.1f} s")
+    return took < 15
+
+
 def run() -> bool:
     """Prints what each may do; False where one did more than it may, or no box can be made here."""
     try:
@@ -105,6 +128,7 @@ def run() -> bool:
     except SandboxError as error:
         print(f"boxes: {error}")
         return False
+    good &= views()
     good &= query("sqlite", SLOW, 3.0) and query("duckdb", LARGE, 10.0)
     for sql in ("ATTACH '/tmp/x.db' AS x", "PRAGMA writable_schema = 1", "SELECT load_extension('x')"):
         good &= query("sqlite", sql, 3.0)

@@ -109,12 +109,13 @@ class AppOutcome:
     signal: int | None
     limit: Limit | None
     attempts: tuple[Attempt, ...]
-    stdout: bytes
-    stderr: bytes
+    stdout: bytes = field(repr=False)
+    """What the box wrote, and its files, are not shown: asyncio writes out what a task gave, whole, to look at it."""
+    stderr: bytes = field(repr=False)
     seconds: float
     peak_mb: float
     watched: bool
-    files: Mapping[str, bytes] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict, repr=False)
 
     @property
     def text(self) -> str:
