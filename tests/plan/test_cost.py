@@ -324,11 +324,10 @@ def test_rows_of_prompts_that_nobody_timed_are_not_scored() -> None:
 
 
 def test_a_first_step_that_also_read_the_weights_sets_no_price_for_good() -> None:
-    """Nothing was timed before. Plain steps after it say what one takes, and so does a step with a draft."""
-    plain, drafted, model = Work(1, 1, 0, 0, 1), Work(5, 1, 0, 0, 5), Drafting("model", 1, 4, 4)
-    for second, parts in ((plain, []), (drafted, [model])):
-        times = StepTimes()
-        shape = times.of_target(second) / times.of_target(plain)
-        times.observe(plain, [], Times(2.0, {}, 1e-3))
-        times.observe(second, parts, Times(0.1 * shape, {part.drafter: 0.02 for part in parts}, 1e-3))
+    """Nothing was timed before. The first plain step says what one takes, however long a prompt took before."""
+    for slower in (20.0, 1.6):
+        times, plain, prompt = StepTimes(), Work(1, 1, 0, 0, 1), Work(64, 1, 0, 0, 1)
+        shape = times.of_target(prompt) / times.of_target(plain)
+        times.observe(prompt, [], Times(slower * 0.1 * shape, {}, 1e-3))
+        times.observe(plain, [], Times(0.1, {}, 1e-3))
         assert times.of_target(plain) == pytest.approx(0.1, rel=0.01)

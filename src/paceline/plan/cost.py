@@ -303,16 +303,15 @@ class StepTimes:
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
         """A pass of the target took `seconds`. A plain one tells the machine's speed; one with further rows, whether
-        that number of them is priced well. After a busy start the first plain one counts in full, and the first
+        that number of them is priced well. After a busy start, or none, the first plain one counts in full; the first
         that is far too quick tells the speed."""
         ratio = min(OFF, max(seconds, FLOOR) / max(expected, FLOOR))
         quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
-        cold = not self.measured and self.seen <= YOUNG and ratio < 1.0  # the step before read weights, filled caches
-        if plain or quick or cold:
+        if plain or quick:
             self.plains += plain
-            weight = 1.0 if plain and self.doubt > 1.0 and self.plains == 1 else DRIFT
+            first = plain and self.plains == 1 and (self.doubt > 1.0 or not self.measured)
+            weight = 1.0 if first else DRIFT
             faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + weight * (ratio - 1.0)
-            faster = ratio if cold else faster
             self.speed *= faster
             for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
