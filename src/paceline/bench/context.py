@@ -17,7 +17,7 @@ TURN_TOKENS = 24
 CONTEXT_TURNS = 24
 READING = 0.02
 """Seconds of a turn that go to reading a buffer."""
-PROFILED_S, FEWEST_TURNS = 45.0, 2
+PROFILED_S, FEWEST_TURNS = 45.0, 3
 """Time limit of the turns, and the turns that are made whatever they take."""
 LONG_PROMPT_S = 30.0
 """Time for reading the longer text once, by what the shorter one took; it gets shorter where that is not enough."""
@@ -64,6 +64,7 @@ def measure(engine: Engine, params: SamplingParams, turns: int = CONTEXT_TURNS) 
     if long < 2 * SHORT_TEXT_TOKENS:
         return None
     text = Random(1).choices(range(engine.model.vocab_size), k=long)
+    plain_steps(engine, text[SHORT_TEXT_TOKENS : SHORT_TEXT_TOKENS + TURN_TOKENS], params, 1)  # warms everything up
     started = perf_counter()
     plain_steps(engine, text[:SHORT_TEXT_TOKENS], params, 1)
     affordable = int(SHORT_TEXT_TOKENS * LONG_PROMPT_S / (perf_counter() - started))
@@ -77,5 +78,5 @@ def measure(engine: Engine, params: SamplingParams, turns: int = CONTEXT_TURNS) 
         if turn > 0:
             taken.append(long_ms - short_ms)
             speeds.append(read_speed(engine.model.weight_bytes + size, engine.model.device, READING))
-    low, middle, high = quantiles(taken, n=4) if len(taken) > 1 else [median(taken)] * 3
+    low, middle, high = quantiles(taken, n=4, method="inclusive") if len(taken) > 1 else [median(taken)] * 3
     return Context(SHORT_TEXT_TOKENS, long, middle, low, high, size, median(speeds) / 1e9)

@@ -131,6 +131,7 @@ def cluster(args: ServingArgs, settings: Settings) -> int:
             session.check_room(most or count, settings.engine_cpus)
             aside.keep(session.logs)
             live = Engines(lambda called: ActorLink(called, options, settings.engine_cpus, threads, session))
+            live.check_room = lambda engines: session.check_room(engines, settings.engine_cpus)
             if most is not None:
                 live.rule = ScaleRule(fewest=count, most=most)
 

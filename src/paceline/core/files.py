@@ -36,8 +36,8 @@ def check_folder(folder: Path) -> None:
                     raise InputError(f"{entry.path} is no regular file; remove it, or put a file there.")
                 if entry.name.endswith(SMALL_FILE_SUFFIXES) and state.st_size > MOST_SMALL_FILE_BYTES:
                     raise InputError(
-                        f"{entry.path} has {state.st_size} bytes, but no file of its kind has more than "
-                        f"{MOST_SMALL_FILE_BYTES}; download it again."
+                        f"{entry.path} has {state.st_size} bytes, but no such file of a model has more than "
+                        f"{MOST_SMALL_FILE_BYTES}; move it elsewhere if it is none, or download it again."
                     )
     except OSError as error:
         raise InputError(f"{folder} cannot be read ({error.strerror}); check the path and its mode.") from None

@@ -185,8 +185,7 @@ class HeadDrafter(TreeDrafter):
         return self.forest(trees, self.grow(cold), view)
 
     def warm(self, tree: Tree) -> bool:
-        """Can it be drafted in one native call: is it deterministic, and made by temperature and filters
-        alone?"""
+        """Can it be drafted in one native call: is it deterministic, and made by temperature and filters alone?"""
         able = self.compiled.stages is not None and tree.law is Law.POINT
         return able and self.sampler.warp(tree.ask.request) is not None
 

@@ -238,9 +238,9 @@ def timed(engine: Engine, requests: int, rows: int, context: int, scored: int) -
 
 def share_unscored(engine: Engine, known: Mapping[Work, float]) -> float:
     """Share of the longest pass that there was time for which it takes if its last row alone is scored, as that of a
-    prompt is; 1 where prompts were timed. Else their price follows from it."""
+    prompt is; 1 where prompts were timed. Where none were, their prices are scaled by it."""
     longest = max((work for work in known if work.requests == 1), key=lambda work: work.rows, default=None)
-    if longest is None or longest.rows > SCORED_KNOT:
+    if longest is None or longest.rows > SCORED_KNOT or longest.rows == 1:
         return 1.0
     return min(1.0, timed(engine, 1, longest.rows, longest.context, 1) / known[longest])
 

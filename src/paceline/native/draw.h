@@ -23,7 +23,7 @@ static __m512i mixed(__m512i x) {  // core/noise.py: SplitMix64's finaliser
 
 const uint64_t GOLDEN = 0x9E3779B97F4A7C15ull;
 
-struct Counts {  // the 52 random bits behind the uniforms of 8 tokens after the other, from a multiple of 8 on
+struct Counts {  // the 52 random bits behind the uniforms of tokens, 8 at a time, from a multiple of 8 on
   __m512i at;
 
   explicit Counts(uint64_t key, i64 token = 0) {
@@ -121,7 +121,7 @@ static float kth(const float* z, i64 n, i64 k, std::vector<float>& best) {
   return least;
 }
 
-struct Total {  // of e^z, in float64: what top-p leaves hangs on its last digits
+struct Total {  // of e^z, in float64: what top-p leaves depends on its last digits
   double lanes[16] = {};
   alignas(64) float e[16];
 

@@ -292,19 +292,20 @@ static inline F of_halves(const __m256i& x) {  // float16
 #endif
   return y;
 }
-static inline __m256 of_longs(const I& x) {  // of 0 to 2^52
+static inline __m256 of_longs(const I& x) {  // of 0 to below 2^52
 #ifndef __aarch64__
   auto four = [](const Words& of) {  // exact as float64
     const __m256d wide = (__m256d)((Longs)of | 0x4330000000000000ull);
     return _mm256_cvtpd_ps(_mm256_sub_pd(wide, _mm256_set1_pd(0x1p52)));
   };
   return _mm256_set_m128(four(x.p[1]), four(x.p[0]));
-#endif
+#else
   int64_t of[8];
   float y[8];
   memcpy(of, x.p, 64);
   for (int i = 0; i < 8; i++) y[i] = of[i];
   return as<__m256>(y);
+#endif
 }
 static inline F insert(F x, __m256 y, int half) { memcpy((char*)&x + 32 * half, &y, 32); return x; }
 

@@ -27,7 +27,7 @@ RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
 DEPTH = 16
 """Deepest place that is counted."""
-MOST_BELIEFS = 1 << 14
+MOST_BELIEFS = 1 << 12
 """Tenants and their beliefs, all together, that are kept (1 to 3 KB each); those of tenants with requests in flight
 always are."""
 
@@ -182,19 +182,20 @@ class Beliefs:
         if tenant not in self.apart:
             of = {key: deepcopy(replace(it, own={})) for key, it in self.of.items()}
             self.apart[tenant] = Beliefs(of, self.priors, self.now)
-        busy, count = set(self.tenants.values()), sum(1 + len(each.of) for each in self.apart.values())
-        for idle in [each for each in self.apart if each not in busy]:
-            if count > MOST_BELIEFS:
-                count -= 1 + len(self.apart.pop(idle).of)
+        count = sum(1 + len(each.of) for each in self.apart.values())
+        if count > MOST_BELIEFS:
+            busy = set(self.tenants.values())
+            for idle in [each for each in self.apart if each not in busy]:
+                if count > MOST_BELIEFS:
+                    count -= 1 + len(self.apart.pop(idle).of)
 
     def known_to(self, request: int) -> "Beliefs":
         """The beliefs of a request's tenant, or of all who have none."""
-        return self.apart[self.tenants[request]] if request in self.tenants else self
-
-    def advance(self, now: int) -> None:
-        """Set the number of passes so far."""
-        for each in (self, *self.apart.values()):
-            each.now = now
+        if request not in self.tenants:
+            return self
+        mine = self.apart[self.tenants[request]]
+        mine.now = self.now
+        return mine
 
     def belief(self, key: Key) -> Belief:
         if key not in self.of:

@@ -363,7 +363,7 @@ class Goodput(LengthPolicy):
 
     def learn(self, notes: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times) -> Account:
         before, self.step = self.step, self.step + work.passes
-        self.beliefs.advance(self.step)
+        self.beliefs.now = self.step
         self.held[self._base.rows > self._base.requests].left -= work.passes - 1
         waited = self.governor.waited(times.total, self.times.predict(work, parts)) if parts else 0.0
         self._account(before, notes, work, parts, times, waited)

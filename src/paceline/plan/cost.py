@@ -9,6 +9,7 @@ finds its caches emptied, takes a third longer in one hour than in the next, and
 """
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import lru_cache
@@ -275,7 +276,7 @@ class StepTimes:
         self.error += (wrong - self.error) / min(self.seen + 1, 100)
         self.seen += 1
         if any(part.drafter in self.beside for part in parts):
-            self._overlapped(parts, times, target)  # the pass had not the machine for itself: no word of its terms
+            self._overlapped(parts, times, target, {})  # the pass had not the machine for itself: no word of its terms
         else:
             self._passed(work, times.target, target)
         for part in self.latest:
@@ -303,8 +304,8 @@ class StepTimes:
 
     def _passed(self, work: Work, seconds: float, expected: float) -> None:
         """A pass of the target took `seconds`. A plain one tells the machine's speed; one with further rows, whether
-        that number of them is priced well. After a busy start, or none, the first plain one counts in full; the first
-        that is far too quick tells the speed."""
+        that number of them is priced well. Where start-up was busy, or measured nothing, the first plain pass sets the
+        speed in full; so does any pass that is far too quick, as far as there is doubt."""
         ratio = min(OFF, max(seconds, FLOOR) / max(expected, FLOOR))
         quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
         if plain or quick:
@@ -324,13 +325,14 @@ class StepTimes:
             self.target.learn(_features(work), ratio, RATE if plain else DRIFT)
         self._in_order(work.rows)
 
-    def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float) -> None:
-        """What a step saved by doing two things at once, next to a pass that takes `target` seconds alone."""
+    def _overlapped(self, parts: Sequence[Drafting], times: Times, target: float, rates: dict[str, float]) -> None:
+        """What a step saved by doing two things at once, next to a pass that takes `target` seconds alone. `rates`: how
+        far it moves a drafter's figure, where that is not DRIFT."""
         for name in {part.drafter for part in parts} & self.beside.keys():
             draft = times.drafts.get(name, 0.0)
             spent = times.total - times.rest - sum(s for other, s in times.drafts.items() if other != name)
             share = (target + draft - spent) / max(min(target, draft), FLOOR)
-            self.beside[name] += DRIFT * (min(1.0, max(-1.0, share)) - self.beside[name])
+            self.beside[name] += rates.get(name, DRIFT) * (min(1.0, max(-1.0, share)) - self.beside[name])
 
     def _in_order(self, rows: int) -> None:
         """Fewer rows never cost more: what was just seen at `rows` bounds the knots on both sides."""
@@ -373,8 +375,11 @@ class StepTimes:
             self.drafts.setdefault(name, _draft(tree)).fit(
                 [(p.features(), max(seconds, FLOOR)) for p, seconds in mine], power=0
             )
+        seen = Counter[str]()
         for work, parts, took in samples:
-            self._overlapped(parts, took, self.of_target(work))
+            seen.update({part.drafter for part in parts})
+            rates = {name: max(DRIFT, 1.0 / count) for name, count in seen.items()}
+            self._overlapped(parts, took, self.of_target(work), rates)
 
     def dump(self) -> dict[str, Any]:
         """As JSON."""

@@ -1,7 +1,6 @@
 """`Encoder`: texts to vectors of unit length, and a name by which an index knows whose vectors it has."""
 
 import hashlib
-import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from paceline.core.errors import CheckpointError, InputError
-from paceline.core.files import check_folder
+from paceline.core.files import check_folder, json_of
 
 WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
 ENCODER_BATCH_TEXTS = 64
@@ -39,6 +38,8 @@ class TextReader:
         """CheckpointError for a folder that holds no such model."""
         import transformers
 
+        if path.is_dir():
+            check_folder(path)
         self.path = path
         try:
             self.tokenizer = transformers.AutoTokenizer.from_pretrained(str(path), trust_remote_code=False)
@@ -46,10 +47,12 @@ class TextReader:
             self.model = loads.from_pretrained(str(path), trust_remote_code=False, use_safetensors=True).float().eval()
         except Exception as error:
             raise CheckpointError(f"{path} holds no sentence encoder ({type(error).__name__}: {error}).") from error
-        limits = path / "sentence_bert_config.json"
-        said = json.loads(limits.read_text(encoding="utf-8")) if limits.is_file() else {}
         most = min(self.model.config.max_position_embeddings, self.tokenizer.model_max_length)
-        self.longest: int = min(int(said.get("max_seq_length", most)), most)
+        said = said_beside(path / "sentence_bert_config.json").get("max_seq_length")
+        said = most if said is None else said
+        if type(said) is not int or said < 1:
+            raise InputError(f"{path / 'sentence_bert_config.json'}: max_seq_length is {said!r}, no number of tokens.")
+        self.longest: int = min(said, most)
         self.width: int = self.model.config.hidden_size
 
     def lengths(self, texts: Sequence[tuple[str, ...]]) -> list[int]:
@@ -151,16 +154,26 @@ def check(path: Path) -> None:
         raise InputError(f"{path} holds no encoder; give a folder with config.json and model.safetensors.")
     pooling_of(path)
     modules = path / "modules.json"
-    parts = json.loads(modules.read_text(encoding="utf-8")) if modules.is_file() else []
+    parts = json_of(modules, "the list of an encoder's parts") if modules.is_file() else []
+    if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+        raise InputError(f"{modules} is no list of parts; download the encoder again.")
     kinds = {str(part.get("type", "")).rpartition(".")[2] for part in parts}
     if more := sorted(kinds - {"Transformer", "Pooling", "Normalize"}):
         raise InputError(f"{path} has the part {more[0]} behind its encoder, which is not computed; give another.")
 
 
+def said_beside(file: Path) -> dict[str, Any]:
+    """What a JSON file says; nothing where it is not there. InputError for one that is no object."""
+    said = json_of(file, "an encoder's setting") if file.is_file() else {}
+    if not isinstance(said, dict):
+        raise InputError(f"{file} is no JSON object; download the encoder again.")
+    return said
+
+
 def pooling_of(path: Path) -> str:
     """mean or cls, as the folder says; mean where it says nothing. InputError for any other."""
     file = path / "1_Pooling" / "config.json"
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"pooling_mode_mean_tokens": True}
+    said = said_beside(file) if file.is_file() else {"pooling_mode_mean_tokens": True}
     modes = [name for name, on in said.items() if name.startswith("pooling_mode_") and on is True]
     found = {"pooling_mode_mean_tokens": "mean", "pooling_mode_cls_token": "cls"}
     if len(modes) != 1 or modes[0] not in found:

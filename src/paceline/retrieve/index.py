@@ -91,9 +91,10 @@ class PassageIndex:
         assert self.encoder is not None
         try:
             vectors = np.load(self.path / "vectors.npy", allow_pickle=False)
+            wrong = vectors.ndim != 2 or vectors.dtype.kind != "i" or len(vectors) != len(self.passages)
         except Exception as error:  # a damaged file raises what it likes
             raise InputError(f"{self.path / 'vectors.npy'} cannot be read ({type(error).__name__}: {error}).") from None
-        if vectors.ndim != 2 or vectors.dtype.kind != "i" or len(vectors) != len(self.passages):
+        if wrong or vectors.shape[1] != self.encoder.width:
             raise InputError(f"{self.path / 'vectors.npy'} has no vector of each passage; build the index again.")
         if kind == "exact":
             return dense.ExactVectors(vectors, self.encoder)

@@ -14,7 +14,7 @@ from paceline.sample.race import perturbed
 
 def drawn(logits: Tensor, warps: Sequence[Warp], keys: Sequence[int]) -> Tensor:
     """Tokens [N] int64, on their device, of logits [N, V]: what `Sampler.draw` draws by temperature and filters alone
-    (greedy ones without a key), without waiting for the host, unless top-p does; -1 where nothing is finite."""
+    (greedy ones without a key); the host waits for the device only where top-p does; -1 where nothing is finite."""
     best, token = logits.max(-1)
     tokens = torch.where(best > float("-inf"), token, -1)
     sampled = [i for i, warp in enumerate(warps) if not warp.greedy]

@@ -146,6 +146,13 @@ def test_rows_and_values_have_limits(sqlite_file: Path) -> None:
     assert len(str(database.run("SELECT printf('%.*c', 50000, 'x')").rows[0][0])) == 2001
 
 
+def test_a_schema_is_never_read_in_part(sqlite_file: Path, duck_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(schema, "SQL_SCHEMA_MOST", SqlLimits(rows=1))
+    for file in (sqlite_file, duck_file):
+        with pytest.raises(QueryError, match="schema is too large: it has more than the 1 rows that are read"):
+            read_schema(open_database(file))
+
+
 def test_what_is_no_database(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("hello")
     for name, says in (("text", "neither"), ("absent", "cannot be read"), (".", "cannot be read")):

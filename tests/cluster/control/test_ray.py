@@ -9,7 +9,7 @@ import pytest
 ray = pytest.importorskip("ray", reason="needs paceline[cluster]")
 from paceline.cluster.control.controller import Controller  # noqa: E402
 from paceline.cluster.control.ray_engine import RayEngine  # noqa: E402
-from paceline.cluster.control.router import tokens  # noqa: E402
+from paceline.cluster.control.router import tokens_of  # noqa: E402
 from paceline.cluster.workflow.policies import DispatcherSetup  # noqa: E402
 from paceline.cluster.workflow.tasks import CallWork  # noqa: E402
 from tests.cluster.waits import until  # noqa: E402
@@ -28,7 +28,7 @@ def cluster() -> Iterator[None]:
 async def test_an_actor_that_dies_costs_nobody_an_answer() -> None:
     engines = {name: RayEngine(OPTIONS, "demo", slow) for name, slow in (("quick", 0.0), ("slow", 1.0))}
     setup = DispatcherSetup("hexgen", tuple((name, "k", 2) for name in engines), {"k": (0.1, 0.1, 5.0)})
-    made = Controller(setup.dispatcher(), engines, used=tokens)
+    made = Controller(setup.dispatcher(), engines, used=tokens_of)
     body = json.dumps({"prompt": "Tom has 3", "max_tokens": 8, "temperature": 0, "seed": 1}).encode()
 
     async def one(n: int) -> str:

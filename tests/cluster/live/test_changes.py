@@ -119,6 +119,22 @@ async def test_the_load_does_not_undo_what_was_asked_for(how: str) -> None:
     await engines.close()
 
 
+async def test_engines_without_room_are_refused() -> None:
+    """Also those of a renewal, in which one more is there for a while."""
+    engines = await fakes(2)
+
+    def check_room(count: int) -> None:
+        if count > 2:
+            raise InputError(f"no room for {count}")
+
+    engines.check_room = check_room
+    for change in (engines.scale(3), engines.renew()):
+        with pytest.raises(InputError, match="no room for 3"):
+            await change
+    assert engines.wanted == 2 and engines.coming == 0
+    await engines.close()
+
+
 async def test_more_than_the_most_are_refused() -> None:
     engines = await fakes(2)
     engines.rule = RULE

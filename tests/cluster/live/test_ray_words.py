@@ -101,7 +101,7 @@ def test_why_there_is_no_ray(address: str | None, error: Exception, says: str) -
 def test_engines_for_which_there_are_never_cores_are_refused() -> None:
     RaySession("", Path(), cores=4.0).check_room(2, 2.0)
     RaySession("", Path()).check_room(64, 64.0)
-    with pytest.raises(InputError, match=r"engine_cpus is 1\.5, which 3 engines need 4\.5 cores for, but"):
+    with pytest.raises(InputError, match=r"engine_cpus is 1\.5, so 3 engines need 4\.5 cores, but"):
         RaySession("", Path(), cores=4.0).check_room(3, 1.5)
 
 
@@ -120,6 +120,7 @@ def test_an_engine_of_another_version_is_refused() -> None:
         EngineHost({"model": "/none"}, "0.0.0")
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.skipif(threading.current_thread() is not threading.main_thread(), reason="signals are the main thread's")
 def test_a_swallowed_ctrl_c_is_heeded() -> None:
     before, swallowed = signal.getsignal(signal.SIGINT), 0

@@ -79,8 +79,11 @@ def open_database(given: Path | str) -> Database:
         return server(given)
     path = Path(given)
     try:
-        with open(os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0)), "rb") as file:
-            head = file.read(16) if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else b""
+        number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
+        try:
+            head = os.read(number, 16) if stat.S_ISREG(os.fstat(number).st_mode) else b""
+        finally:
+            os.close(number)
     except OSError as error:
         raise QueryError("missing", f"{path} cannot be read: {error.strerror}.") from error
     if head.startswith(b"SQLite format 3\0"):
@@ -100,7 +103,7 @@ class Sqlite:
 
     def own(self, sql: str, limits: SqlLimits) -> tuple[tuple[Any, ...], ...]:
         """Rows of a statement of the application's own, never a model's: the authoriser would refuse pragmas."""
-        return _run(self, sql, limits, True).rows
+        return whole(_run(self, sql, limits, True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +142,14 @@ class SqlServer:
 
     def own(self, sql: str, limits: SqlLimits) -> tuple[tuple[Any, ...], ...]:
         """Rows of a statement of the application's own, which may use functions that a model's may not."""
-        return _run(self, sql, limits, True).rows
+        return whole(_run(self, sql, limits, True))
+
+
+def whole(found: SqlResult) -> tuple[tuple[Any, ...], ...]:
+    """Its rows. Raises QueryError where they are not all there."""
+    if found.more:
+        raise QueryError("error", f"The schema is too large: it has more than the {len(found.rows)} rows that are read.")
+    return found.rows
 
 
 def server(url: str) -> SqlServer:

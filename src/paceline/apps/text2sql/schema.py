@@ -6,10 +6,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..common.tables import TableError, read_table
-from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer
+from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer, whole
 from .keywords import KEYWORDS
 
-SQL_SCHEMA_WIDE = SqlLimits(seconds=10.0, rows=5000)
 SQL_SCHEMA_MOST = SqlLimits(seconds=10.0, rows=100_000)
 SQL_SCHEMA_SHOWN = 40
 """Characters of a stored value in a prompt."""
@@ -165,14 +164,14 @@ def _sqlite(database: Sqlite) -> list[Column]:
 
 
 def _duck(database: Database) -> list[Column]:
-    rows = database.run(
+    rows = whole(database.run(
         "SELECT table_name, column_name, data_type, comment, schema_name FROM duckdb_columns() "
-        "WHERE NOT internal ORDER BY schema_name <> 'main', schema_name, table_name, column_index", SQL_SCHEMA_WIDE,
-    ).rows  # fmt: skip
-    keys = database.run(
+        "WHERE NOT internal ORDER BY schema_name <> 'main', schema_name, table_name, column_index", SQL_SCHEMA_MOST,
+    ))  # fmt: skip
+    keys = whole(database.run(
         "SELECT table_name, constraint_type, constraint_column_names, referenced_table, referenced_column_names, "
-        "schema_name FROM duckdb_constraints()", SQL_SCHEMA_WIDE,
-    ).rows  # fmt: skip
+        "schema_name FROM duckdb_constraints()", SQL_SCHEMA_MOST,
+    ))  # fmt: skip
     primary = {(inside(s, t), c) for t, kind, names, _, _, s in keys if kind == "PRIMARY KEY" for c in names}
     foreign = {
         (inside(s, t), c): (inside(s, to), at)
@@ -211,8 +210,8 @@ SERVER_KEYS = {
 
 
 def _server(database: SqlServer) -> list[Column]:
-    rows = database.own(SERVER_COLUMNS[database.dialect], SQL_SCHEMA_WIDE)
-    keys = database.own(SERVER_KEYS[database.dialect], SQL_SCHEMA_WIDE)
+    rows = database.own(SERVER_COLUMNS[database.dialect], SQL_SCHEMA_MOST)
+    keys = database.own(SERVER_KEYS[database.dialect], SQL_SCHEMA_MOST)
     usual = "public" if database.dialect == "postgres" else database.name
     primary = {(inside(s, t, usual), c) for s, t, c, kind, *_ in keys if kind == "p"}
     foreign = {

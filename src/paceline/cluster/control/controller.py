@@ -51,10 +51,10 @@ class Controller:
 
     dispatcher: Dispatcher
     engines: Mapping[str, RemoteEngine]
-    used: Callable[[Reply], tuple[float, float] | None] = lambda reply: None
-    """Tokens (prompt, output) of a reply."""
-    teaches: Callable[[Reply], bool] = lambda reply: True
-    """Do a reply's seconds say how long other calls take?"""
+    used: Callable[[Reply, CallWork], tuple[float, float] | None] = lambda reply, work: None
+    """Tokens (prompt, output) of the reply to a call that was expected to be this work."""
+    learns_of_all: bool = True
+    """Do the seconds of replies without known tokens, too, say how long other calls take?"""
     clock: Callable[[], float] = monotonic
     tuner: Tuner | None = None
     answered: dict[str, int] = field(default_factory=dict)
@@ -169,7 +169,8 @@ class Controller:
             self._lost(name, lost)
             return
         self._losses.pop(name, None)
-        used, teaches = self.used(reply), self.teaches(reply)
+        used = self.used(reply, start.task.work)
+        teaches = self.learns_of_all or used is not None
         if not self.dispatcher.finish(start.task, start.attempt, self.clock(), used, teaches):
             self.dropped += not call.streams
             if call.streams:

@@ -26,7 +26,7 @@ class StreamPieces:
     def __init__(self) -> None:
         self._pieces: deque[bytes] = deque()
         self._news = asyncio.Event()
-        self.unread, self.ended = 0, False
+        self.unread, self.events, self.ended = 0, 0, False
         self.left: Callable[[], object] = lambda: None
         """Called when its client reads no more."""
         self.error: Exception | None = None
@@ -34,6 +34,7 @@ class StreamPieces:
     def put(self, data: bytes) -> None:
         self._pieces.append(data)
         self.unread += len(data)
+        self.events += data.count(b"\n\n")
         self._news.set()
 
     def end(self, error: Exception | None = None) -> None:

@@ -109,8 +109,8 @@ class Router:
         self.controller = controller
         self._lengths: dict[str, tuple[float, float]] = {}
         self._salt = secrets.token_bytes(16)
-        controller.used = tokens
-        controller.teaches = lambda reply: tokens(reply) is not None  # else anybody's refusals would teach nonsense
+        controller.used = tokens_of
+        controller.learns_of_all = False  # else anybody's refusals would teach nonsense
 
     async def post(self, path: str, data: dict[str, Any], hint: Hint, size: int, call: HttpCall | None = None) -> Reply:
         """A request of `size` bytes, read by `read`. Raises ApiError."""
@@ -230,6 +230,13 @@ def tokens(reply: Reply) -> tuple[float, float] | None:
         return float(usage["prompt_tokens"]), float(usage["completion_tokens"])
     except (ValueError, KeyError, TypeError):
         return None
+
+
+def tokens_of(reply: Reply, work: CallWork) -> tuple[float, float] | None:
+    """As `tokens`; of a stream without usage its number of events, for nearly each has the tokens of one step."""
+    if (used := tokens(reply)) is not None or reply.stream is None or not reply.stream.events:
+        return used
+    return work.tokens_in, float(reply.stream.events)
 
 
 class RelayedStream(Response):

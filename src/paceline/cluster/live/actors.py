@@ -50,8 +50,8 @@ class RaySession:
         """InputError unless this number of engines, of `cpus` cores each, can run at the same time."""
         if engines * cpus > self.cores:
             raise InputError(
-                f"engine_cpus is {cpus:g}, which {engines} engines need {engines * cpus:g} cores for, but Ray counts "
-                f"{self.cores:g} on this machine; give fewer, or leave it out."
+                f"engine_cpus is {cpus:g}, so {engines} engines need {engines * cpus:g} cores, but Ray counts "
+                f"{self.cores:g} on this machine; ask for fewer engines or cores, or leave it out."
             )
 
     async def check(self) -> None:

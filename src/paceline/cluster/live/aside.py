@@ -52,8 +52,10 @@ def set_aside() -> Iterator[Aside]:
 
 @contextmanager
 def heeding_ctrl_c() -> Iterator[None]:
-    """A SIGINT that comes until its end ends in KeyboardInterrupt, also where a library swallows that."""
-    if threading.current_thread() is not threading.main_thread():
+    """A SIGINT within it raises KeyboardInterrupt at its end at the latest, also where a library swallows that. Not
+    where SIGINT is ignored, as in a script's background."""
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if not handled or threading.current_thread() is not threading.main_thread():
         yield
         return
     seen = list[int]()

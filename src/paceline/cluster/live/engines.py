@@ -75,6 +75,8 @@ class Engines:
         """How many there should be."""
         self.rule: ScaleRule | None = None
         """By it their number follows the load."""
+        self.check_room: Callable[[int], None] = lambda count: None
+        """Raises InputError where so many engines cannot run at the same time."""
         self.resized: Callable[[], object] = lambda: None
         """Called when `wanted` has changed."""
         self.ending: Callable[[], bool] = bool
@@ -283,6 +285,7 @@ class Engines:
                 f"engines is {count}, but this cluster has at most {self.rule.most} (max_engines); "
                 f"ask for 1 to {self.rule.most}, or start it with more."
             )
+        self.check_room(count)
         await self.to_its_end(self._scale_to(count, count))
 
     async def _scale_to(self, count: int, fewest: int | None = None) -> None:
@@ -336,6 +339,7 @@ class Engines:
         """A new engine in place of each, one after the other: the new one is ready before the old one is drained. It
         goes on where the caller is cancelled, and who asks meanwhile waits for the same."""
         if self._renewal is None or self._renewal.done():
+            self.check_room(self.serving + 1)
             self._renewal = self._run(self._renew())
         await self._to_its_end(self._renewal)
 
