@@ -18,7 +18,7 @@ from paceline.engine.text import read_template
 from paceline.model.blockzoo import MANIFEST, member_at
 from paceline.model.checkpoint import resolve
 from paceline.retrieve.datastore import KEY_WIDTH, Datastore
-from paceline.retrieve.encoder import SentenceEncoder
+from paceline.retrieve.encoder import PairEncoder, SentenceEncoder
 from paceline.retrieve.index import PassageIndex
 from paceline.retrieve.sparse import SPARSE_ARRAYS, Sparse
 from paceline.serve.encoders import encoder_at
@@ -84,7 +84,7 @@ def test_a_directory_of_somebody_else(tmp_path: Path, monkeypatch: pytest.Monkey
     check_folder(tmp_path)
     for make in (os.mkfifo, lambda at: os.symlink("/dev/zero", at)):
         make(tmp_path / "tokenizer.json")
-        for reader in (resolve, SentenceEncoder, PassageIndex.open):
+        for reader in (resolve, SentenceEncoder, PairEncoder, PassageIndex.open):
             with pytest.raises(InputError, match=r"tokenizer.json is no regular file"):
                 reader(tmp_path)
         os.unlink(tmp_path / "tokenizer.json")

@@ -122,6 +122,15 @@ def test_what_is_refused(tmp_path: Path) -> None:
     build(texts, tmp_path / "out", Hashed())
     with pytest.raises(InputError, match="another encoder"):
         PassageIndex.open(tmp_path / "out", Hashed("other"))
+    vectors = np.load(tmp_path / "out/vectors.npy")
+    for lie in (vectors[:, 1:], vectors[1:]):
+        np.save(tmp_path / "out/vectors.npy", lie)
+        with pytest.raises(InputError, match="no vector of each passage"):
+            PassageIndex.open(tmp_path / "out", Hashed()).retriever("exact")
+    np.savez(tmp_path / "zip.npz", vectors)
+    (tmp_path / "zip.npz").replace(tmp_path / "out/vectors.npy")
+    with pytest.raises(InputError, match="vectors.npy cannot be read"):
+        PassageIndex.open(tmp_path / "out", Hashed()).retriever("exact")
     build(texts, tmp_path / "words")
     with pytest.raises(InputError, match="without an encoder"):
         PassageIndex.open(tmp_path / "words", Hashed())

@@ -129,6 +129,12 @@ def test_vectors_by_the_first_token(encoder: Path, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text('[{"type": "sentence_transformers.models.Dense"}]', encoding="utf-8")
     with pytest.raises(InputError, match="Dense"):
         SentenceEncoder(cls)
+    for name, says in (("modules.json", "no list of parts"), ("1_Pooling/config.json", "no JSON object")):
+        for text, why in (("{" * 5000, "is not JSON"), ("7", says)):
+            (tmp_path / name).write_text(text, encoding="utf-8")
+            with pytest.raises(InputError, match=why):
+                SentenceEncoder(cls)
+        (tmp_path / name).unlink()
 
 
 def test_what_is_no_encoder_of_this_kind_is_refused(encoder: Path, pairs: Path, tmp_path: Path) -> None:

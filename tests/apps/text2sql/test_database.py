@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
+from paceline.apps.text2sql import schema
 from paceline.apps.text2sql.child import permit
 from paceline.apps.text2sql.database import Duck, QueryError, Sqlite, SqlLimits, open_database
 from paceline.apps.text2sql.guard import Forbidden, check
@@ -149,7 +150,7 @@ def test_rows_and_values_have_limits(sqlite_file: Path) -> None:
 def test_a_schema_is_never_read_in_part(sqlite_file: Path, duck_file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(schema, "SQL_SCHEMA_MOST", SqlLimits(rows=1))
     for file in (sqlite_file, duck_file):
-        with pytest.raises(QueryError, match="schema is too large: it has more than the 1 rows that are read"):
+        with pytest.raises(QueryError, match="schema is too large: only 1 rows of it are read"):
             read_schema(open_database(file))
 
 

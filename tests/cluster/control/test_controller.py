@@ -13,8 +13,8 @@ import pytest
 from paceline import AsyncLLM
 from paceline.cluster.control import router as router_module
 from paceline.cluster.control.controller import Controller
-from paceline.cluster.control.engines import EngineLost, HttpEngine, Reply
-from paceline.cluster.control.router import create, read, tokens
+from paceline.cluster.control.engines import EngineLost, HttpEngine, Reply, StreamPieces
+from paceline.cluster.control.router import create, read, tokens_of
 from paceline.cluster.workflow import predict
 from paceline.cluster.workflow.dispatch import Dispatcher
 from paceline.cluster.workflow.log import Event, WorkflowRecorder, replay
@@ -57,7 +57,7 @@ class Fragile:
 
 def controller(*engines: Fragile, policy: str = "hexgen") -> tuple[Controller, list[Event]]:
     setup, events = DispatcherSetup(policy, tuple((e.name, "k", 2) for e in engines), PRIOR), list[Event]()
-    made = Controller(setup.dispatcher(), {engine.name: engine for engine in engines}, used=tokens)
+    made = Controller(setup.dispatcher(), {engine.name: engine for engine in engines}, used=tokens_of)
     made.dispatcher.watchers.append(WorkflowRecorder(setup, events.append))
     return made, events
 
@@ -224,6 +224,35 @@ async def test_refusals_teach_nothing() -> None:
     router._lengths.clear()
     assert 0 < router.work("call", 10, {"max_tokens": -5}).tokens_out < 1
     assert router.work("call", 10, {"max_tokens": 2**62}).tokens_out == router_module.MOST_EXPECTED_TOKENS / 2
+    await made.close()
+
+
+class Streams(Fragile):
+    """Streams some events, without usage."""
+
+    events = 7
+
+    async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None], client: str = "") -> Reply:
+        pieces = StreamPieces()
+        begun(Reply(200, b"", pieces))
+        for n in range(self.events):
+            pieces.put(b'data: {"n": %d}\n\n' % n)
+            await asyncio.sleep(0)
+        pieces.end()
+        return Reply(200, b'data: {"n": 6}\n\n', pieces)
+
+
+async def test_streams_without_usage_teach_by_their_events() -> None:
+    """Most clients ask for no usage: else a router of streams alone would never know how fast its engines are."""
+    made, events = controller(Streams("one"))
+    router, asked, one = router_module.Router(made), CallWork("call", 10, 7), made.dispatcher.instances["one"]
+    before = made.dispatcher.predictor.seconds(asked, one)
+    reply = await router.post("/completions", {"stream": True}, router_module.Hint(id="w", last=True), 40)
+    assert reply.stream is not None and len([piece async for piece in reply.stream]) == 7
+    await until(lambda: any(event["event"] == "finish" for event in events), what="the note of the stream's end")
+    [end] = [event for event in events if event["event"] == "finish"]
+    assert end["used"] == (10.0, 7.0) and "teaches" not in end
+    assert made.dispatcher.predictor.seconds(asked, one) != before
     await made.close()
 
 

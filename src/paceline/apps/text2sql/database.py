@@ -148,7 +148,7 @@ class SqlServer:
 def whole(found: SqlResult) -> tuple[tuple[Any, ...], ...]:
     """Its rows. Raises QueryError where they are not all there."""
     if found.more:
-        raise QueryError("error", f"The schema is too large: it has more than the {len(found.rows)} rows that are read.")
+        raise QueryError("error", f"The schema is too large: only {len(found.rows)} rows of it are read.")
     return found.rows
 
 
