@@ -269,7 +269,7 @@ def test_what_is_lost_stays_within_the_credit(seed: int) -> None:
 def test_an_interrupted_step_stops_nobody() -> None:
     """One step of a drafter that pays waits for another program, for as long as forty plain ones take."""
     rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
-    pick.times.seen = 1  # the prices are measured
+    pick.times.seen, pick.times.measured = 1, True
     simulate(pick, rs, {"a": 0.9}, 200, rng)
     while pick.governor.due():  # a plain step, which measures
         simulate(pick, rs, {"a": 0.9}, 1, rng)

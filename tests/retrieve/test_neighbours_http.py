@@ -101,7 +101,7 @@ def test_a_file_that_is_no_datastore_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(b"PK nothing")
     with pytest.raises(InputError, match="holds no datastore"):
         Datastore.load(tmp_path / "a.npz")
-    with pytest.raises(InputError, match="holds no datastore"):
+    with pytest.raises(InputError, match=r"none\.npz cannot be read \(No such file"):
         Datastore.load(tmp_path / "none.npz")
     np.savez(tmp_path / "other.npz", keys=np.zeros((2, 3)), values=np.zeros(2))
     whole = (tmp_path / "other.npz").read_bytes()
