@@ -98,9 +98,8 @@ def without_ahead(outer: str, text: dict[str, Any], config: Mapping[str, Any]) -
     """The text's config without what `layer_types` says of layers for further tokens."""
     kinds, layers, key = text.get("layer_types"), text.get("num_hidden_layers"), "num_nextn_predict_layers"
     more = text.get(key, config.get(key, 1))
-    listed = isinstance(kinds, list) and type(layers) is int and type(more) is int
-    if outer in AHEAD_LISTED and listed and 0 < len(kinds) - layers <= more:
-        return {**text, "layer_types": kinds[:layers]}
+    if outer in AHEAD_LISTED and isinstance(kinds, list) and isinstance(layers, int) and isinstance(more, int):
+        return {**text, "layer_types": kinds[:layers]} if 0 < len(kinds) - layers <= more else text
     return text
 
 
