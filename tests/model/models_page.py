@@ -1,5 +1,6 @@
 """`docs/models.md` from the tables: `python -m tests.model.models_page > docs/models.md`."""
 
+from dataclasses import replace
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -36,9 +37,11 @@ layers read those of others, so drafters that leave layers out are refused for i
 
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
 float32. `ministral3` and `mistral4` are served up to the length of their first training, where their rule for longer
-texts changes nothing, and so are rotations that are scaled as a text grows (`dynamic`: InternLM 3). `kimi_k2` is
-`deepseek_v3` under another name. A setting or a tensor that would change the text is used or refused, never left out
-in silence. `paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
+texts changes nothing, and so are rotations that are scaled as a text grows (`dynamic`: InternLM 3). `phimoe` is rotated
+by its long factors unless `--max-model-len` is at most the length of its first training, as its authors' code has it
+for long texts; transformers takes the short ones at any length, so its results differ there. `kimi_k2` is `deepseek_v3`
+under another name. A setting or a tensor that would change the text is used or refused, never left out in silence.
+`paceline info --model DIR` with a config.json alone says whether a model is served and what it would take.
 
 Of checkpoints that read pictures or hear, too, the text's model is served, without the tower:{pictures}.
 
@@ -54,7 +57,7 @@ rule). Drafters that run a part of the model's layers (`swift`, `early_exit`, `d
 models.
 
 Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens along (`mtp.*`). It becomes the drafter
-`mtp`, which `auto` tries by itself; with a draft model it is left out.
+`mtp`, which `auto` tries by itself; with a draft model it is left out, and that of EXAONE 4.5 always.
 
 | model type | architecture | native | as GGUF | departs from llama by |
 |---|---|---|---|---|
@@ -157,13 +160,18 @@ def departures(family: Family) -> str:
     return ", ".join(word for word, is_so in said.items() if is_so) or "nothing"
 
 
-def native(model_type: str) -> bool:
+def native(model_type: str) -> str:
+    """Does the native decoder compute it, also with the norms that a few of the family's models have?"""
     from transformers import AutoConfig
 
     tiny: dict[str, dict[str, Any]] = {**TINY, **MORE}
     model_type = PARTS.get(model_type, model_type)
     name = next(name for name, case in tiny.items() if case["model_type"] == model_type)
-    return read_spec(AutoConfig.for_model(**tiny_config(name))).common
+    spec = read_spec(AutoConfig.for_model(**tiny_config(name)))
+    if not spec.common:
+        return "no"
+    at_times = isinstance(FAMILIES[spec.family].qk_norm, str)
+    return "yes, without q/k norms" if at_times and not replace(spec, qk_norm=True).common else "yes"
 
 
 def gigabytes(size: float) -> str:
@@ -181,8 +189,7 @@ def page() -> str:
         archs.setdefault(arch.model_type, []).append(f"`{name}`")
     for kind, family in FAMILIES.items():
         files = ", ".join(archs.get(kind, [])) or SHARED_ARCHITECTURES.get(kind, "")
-        shown = "yes" if native(kind) else "no"
-        lines.append(f"| `{kind}` | {family.architecture} | {shown} | {files} | {departures(family)} |\n")
+        lines.append(f"| `{kind}` | {family.architecture} | {native(kind)} | {files} | {departures(family)} |\n")
     safetensors = SAFETENSORS.format(dtypes=", ".join(DTYPES), methods=", ".join(QUANTISERS))
     gguf = GGUF.format(types=", ".join(kind.name for kind in SERVED), cuts=", ".join(PRE_TOKENIZERS))
     lines.append(FORMATS.format(formats=f"{wrapped(safetensors)}\n{wrapped(gguf)}"))

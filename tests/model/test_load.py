@@ -149,6 +149,7 @@ def test_hub_arguments(monkeypatch: pytest.MonkeyPatch, checkpoint: Path) -> Non
         ({"model_type": "llama4", "text_config": {}}, ["llama4", "nearest that is served is mixtral;"]),
         ({"model_type": "gemma3n"}, ["gemma3n", "nearest that is served is gemma4_text;"]),
         ({"model_type": "gemma3", "vision_config": {}}, ["gemma3", "pictures", "text_config"]),
+        ({"model_type": "voxtral"}, ["voxtral", "hears", "text_config"]),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, ["bitsandbytes"]),
         ({"quantization_config": {"quant_method": "aqlm"}}, ["aqlm"]),
         ({"quantization_config": {"quant_method": "hqq"}}, ["hqq"]),

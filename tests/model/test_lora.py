@@ -17,6 +17,7 @@ from paceline.model import lora
 from paceline.model.checkpoint import read_config
 from paceline.model.load import load_model
 from paceline.model.lora import read_lora
+from paceline.model.tensor_names import of_authors
 from tests.lora import add, change, configure, make_adapter, merge, shallow
 from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
@@ -106,6 +107,28 @@ def test_bad_adapters_are_refused(base: Path, tmp_path: Path, case: str) -> None
     spoil(path)
     with pytest.raises(PacelineError, match=words):
         read_lora(path, read_config(base))
+
+
+def test_of_a_model_under_its_authors_names(tmp_path: Path) -> None:
+    """Modules and patterns of EXAONE's own code."""
+    model = tiny_checkpoint(tmp_path / "m", "exaone", vocab=96, with_tokenizer=False)
+    spec, path = read_config(model), make_adapter(tmp_path / "x", model)
+    expected, tensors = read_lora(path, spec), load_file(path / "adapter_model.safetensors")
+
+    def theirs(name: str) -> str:
+        stem, _, part = name.removeprefix(lora.PEFT_PREFIX).partition(".lora_")
+        return f"{lora.PEFT_PREFIX}{of_authors(stem, 'exaone')}.lora_{part}"
+
+    save_file({theirs(name): it for name, it in tensors.items()}, path / "adapter_model.safetensors")
+    targets = ["q_proj", "k_proj", "v_proj", "out_proj", "c_fc_0", "c_fc_1", "c_proj"]
+    configure(path, target_modules=targets, layers_to_transform=[0, 1])
+    found = read_lora(path, spec)
+    assert found.digest == expected.digest and {*found.modules} == {*expected.modules}
+    configure(path, alpha_pattern={r"h\.0\.mlp\.c_proj": 100})
+    assert read_lora(path, spec).digest != expected.digest
+    configure(path, alpha_pattern={}, layers_to_transform=[1])
+    with pytest.raises(CheckpointError, match="layers_to_transform of its config leaves out"):
+        read_lora(path, spec)
 
 
 def test_of_another_model_or_too_large(base: Path, tmp_path: Path) -> None:

@@ -346,6 +346,11 @@ def test_what_cannot_be_kept_is_refused_by_name(settings: Any, named: list[str],
         ("ct-mxfp4", "weight_scale", lambda it: it[1:]),
         ("ct-int8", "weight_scale", lambda it: it[::2].view(-1, 2)),
         ("gptq-4-64-act", "g_idx", lambda it: None),
+        ("ct-nvfp4", "weight_packed", lambda it: it.view(torch.int8)),
+        ("ct-nvfp4", "weight_scale", lambda it: it.half()),
+        ("modelopt-nvfp4", "weight", lambda it: it.half()),
+        ("modelopt-nvfp4", "weight_scale", lambda it: it.view(torch.float8_e5m2)),
+        ("ct-mxfp4", "weight_scale", lambda it: it.view(torch.float8_e4m3fn)),
     ],
 )
 def test_a_damaged_layer_is_named(name: str, member: str, changed: Callable[[Tensor], Any], tmp_path: Path) -> None:
@@ -359,6 +364,14 @@ def test_a_damaged_layer_is_named(name: str, member: str, changed: Callable[[Ten
     with pytest.raises(CheckpointError) as caught:
         load_model(small)
     assert "q_proj" in str(caught.value) and "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["ct-nvfp4", "modelopt-nvfp4"])
+def test_what_is_rounded_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    small, _ = checkpoints(tmp_path, name)
+    with caplog.at_level("INFO", "paceline"):
+        load_model(small, dtype="float32", cache=False)
+    assert "NVFP4" in caplog.text and "rounded to 8 bits" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from paceline.model.load import load_model
+from paceline.model.rope import rope, without_scales
 from tests.oracle.cases import BLOCK, CASES, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 
@@ -60,6 +61,15 @@ def test_sharded(tmp_path: Path) -> None:
         logits.append(feed(load(path, Case("gemma2")), tokens, range(10), BLOCK, []))
     assert len(list((tmp_path / "sharded").glob("*.safetensors"))) > 2
     assert torch.equal(*logits)
+
+
+def test_long_factors_with_their_own_scale() -> None:
+    """Phi-3.5-MoE's: by the length that is served."""
+    params = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 2.0], "long_factor": [3.0, 4.0],
+              "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 48}  # fmt: skip
+    short, long = (rope(without_scales(params, length), 4, 96, length) for length in (48, 49))
+    assert (short.scale, long.scale) == (1.2, 1.3)
+    assert long.inverse == pytest.approx((1 / 3, 1 / 400)) and short.inverse == pytest.approx((1.0, 1 / 200))
 
 
 def test_longrope_is_fixed_at_load(tmp_path: Path) -> None:

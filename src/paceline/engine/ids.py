@@ -26,6 +26,7 @@ UNSERVED_DEFAULTS: dict[str, tuple[Any, ...]] = {
     "min_new_tokens": (None, 0),
     "exponential_decay_length_penalty": (None,),
     "penalty_alpha": (None, 0.0),
+    "dola_layers": (None,),
     "guidance_scale": (None, 1.0),
     "num_beams": (None, 1),
     "stop_strings": (None, []),

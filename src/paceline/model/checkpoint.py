@@ -23,7 +23,7 @@ from paceline.model.pull import pull
 from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
 from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
-from paceline.model.recognise import HEADS_APART, family_of, text_config
+from paceline.model.recognise import AHEAD_LISTED, HEADS_APART, family_of, text_config
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import Scales, expert_part
 from paceline.model.tensor_names import of_further, of_stack, of_text, renamed
@@ -198,6 +198,8 @@ class Tensors:
         for file, known, theirs in self.names():
             name = of_text(known) if pictures else renamed(known, kind)
             if name is None or of_further(name, text_config(config)):
+                continue
+            if kind in AHEAD_LISTED and name.startswith(MTP_PREFIX):
                 continue
             if name != theirs:
                 self.stored_as[name] = theirs

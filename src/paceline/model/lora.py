@@ -25,7 +25,7 @@ from paceline.model.lora_experts import unmatched, unstacked
 from paceline.model.lora_files import check_size, read_lora_tensors
 from paceline.model.lora_places import LoraPlace, lora_places
 from paceline.model.spec import ModelSpec
-from paceline.model.tensor_names import TEXT_PREFIXES, of_text
+from paceline.model.tensor_names import TEXT_PREFIXES, of_authors, of_text, renamed
 
 log = logging.getLogger("paceline")
 MAX_LORA_RANK = 256
@@ -95,7 +95,7 @@ def read_lora(path: Path, spec: ModelSpec, max_rank: int = MAX_LORA_RANK) -> Lor
             "Face layout, or merge it."
         )
     tensors = read_lora_tensors(path, values, factors)
-    named = as_trained(tensors)
+    named = as_trained(tensors, spec.family)
     made, named = _assembled(path, config, tensors, spec, shapes, named)
     weights = checked(made, path, spec, max_rank)
     _check_complete(path, config, weights, spec, named)
@@ -116,10 +116,12 @@ def module_shapes(spec: ModelSpec) -> dict[str, tuple[int, int]]:
     return shapes
 
 
-def as_trained(names: Iterable[str]) -> Callable[[str], str]:
+def as_trained(names: Iterable[str], kind: str) -> Callable[[str], str]:
     """What the model's modules are called in an adapter with these tensors, and in the patterns of its config: one that
-    was trained on a model that reads pictures, too, has a longer path."""
+    was trained on a model that reads pictures, too, has a longer path, and one on its authors' code their names."""
     plain = [name.removeprefix(PEFT_PREFIX) for name in names]
+    if any(renamed(name, kind) != name for name in plain):
+        return lambda module: of_authors(module, kind)
     found = next((it for it in TEXT_PREFIXES if any(name.startswith(it[0]) for name in plain)), ("", ""))
     return lambda module: found[0] + module.removeprefix(found[1]) if module.startswith(found[1]) else module
 
@@ -151,10 +153,10 @@ def _assembled(
         ours = of_text(name.removeprefix(PEFT_PREFIX))
         if ours is None:
             raise RefusalError(
-                f"The adapter {path} changes {name}, of the part that reads pictures, which is not served; train one "
-                "of the text alone."
+                f"The adapter {path} changes {name}, of the part that reads pictures or hears, which is not served; "
+                "train one of the text alone."
             )
-        match = PART_NAME.fullmatch(ours)
+        match = PART_NAME.fullmatch(renamed(ours, spec.family))
         if match is None or not isinstance(tensor, Tensor):
             raise RefusalError(
                 f"The adapter {path} has the tensor {name}, which is none of a linear layer's; embeddings, heads and "

@@ -233,5 +233,5 @@ def tails(module: str) -> list[str]:
 
 def layer_of(name: str) -> int:
     """The number of the layer in a module's name; -1 without one."""
-    found = re.search(r"\.layers\.(\d+)\.", f".{name}")
+    found = re.search(r"\.(?:layers|h)\.(\d+)\.", f".{name}")
     return int(found[1]) if found else -1

@@ -29,6 +29,10 @@ GPTQ_FORMATS = ("gptq", "gptq_v2")
 OTHER_ORDER = ("group", "dynamic")
 """`actorder` of compressed-tensors that puts inputs into groups in another order than they lie in."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
+AS_BYTES = (
+    "weights in NVFP4, 16 to a scale, are rounded to 8 bits, 32 to a scale, where the native library computes them; "
+    "quantize none widens them to the model's dtype instead"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,13 @@ class QuantisedLayer:
     shape: tuple[int, int]
     take: Callable[[str, tuple[int, ...] | None], Tensor]
     has: Callable[[str], bool]
+
+    def typed(self, member: str, shape: tuple[int, ...], *kinds: torch.dtype) -> Tensor:
+        """A tensor whose bits mean something in `kinds` alone."""
+        found = self.take(member, shape)
+        if found.dtype not in kinds:
+            raise self.wrong(f"has its {member} as {found.dtype}, not as {' or '.join(map(str, kinds))}")
+        return found
 
     def wrong(self, what: str) -> CheckpointError:
         return CheckpointError(f"{self.name} {what}; download the checkpoint again, or use another.")
@@ -269,7 +280,7 @@ def compressed(settings: Config) -> Scheme:
     if form == "mxfp4-pack-quantized":
         return Scheme("weight_packed", mxfp4, bits=MXFP4)
     if form == "nvfp4-pack-quantized":
-        return Scheme("weight_packed", fours("weight_packed", "weight_global_scale", size), bits=ROUNDED_FOURS)
+        return Scheme("weight_packed", fours("weight_packed", "weight_global_scale", size), AS_BYTES, ROUNDED_FOURS)
     raise CheckpointError(
         f"this checkpoint is quantised with compressed-tensors in the format {form[:40]} "
         f"({str(kind.get('type'))[:20]}), which is not served; served are "
@@ -345,8 +356,9 @@ def whole_bytes(kind: Config) -> Read:
 
 def mxfp4(layer: QuantisedLayer) -> Groups:
     outputs, inputs = layer.shape
-    words = layer.take("weight_packed", (outputs, inputs // 2)).view(torch.uint8)
-    exponent = layer.take("weight_scale", (outputs, inputs // 32)).view(torch.uint8)
+    words = layer.typed("weight_packed", (outputs, inputs // 2), torch.uint8)
+    kinds = (torch.uint8, torch.float8_e8m0fnu)
+    exponent = layer.typed("weight_scale", (outputs, inputs // 32), *kinds).view(torch.uint8)
     codes = torch.stack((words & 15, words >> 4), 2).flatten(1)
     return Groups(codes.view(torch.int8), torch.exp2(exponent.float() - 128), None, 4, FP4)
 
@@ -359,8 +371,9 @@ def fours(member: str, whole: str, size: int) -> Read:
 
     def read(layer: QuantisedLayer) -> Groups:
         outputs, inputs = layer.shape
-        words = layer.take(member, (outputs, inputs // 2)).view(torch.uint8)
-        scale, every = layer.take("weight_scale", (outputs, inputs // NVFP4_INPUTS)), layer.take(whole, None).float()
+        words = layer.typed(member, (outputs, inputs // 2), torch.uint8)
+        scale = layer.typed("weight_scale", (outputs, inputs // NVFP4_INPUTS), torch.float8_e4m3fn)
+        every = layer.take(whole, None).float()
         if inputs % NVFP4_INPUTS or every.numel() != 1 or not bool(every > 0):
             raise layer.wrong(f"has {inputs} inputs and a {whole} of {every.flatten()[:2].tolist()}")
         codes = torch.stack((words & 15, words >> 4), 2).flatten(1)
@@ -376,7 +389,9 @@ def modelopt(settings: Config) -> Scheme:
     if kind == "FP8":
         return Scheme("weight", floating(), AS_FLOATS)
     if kind == "NVFP4":
-        return Scheme("weight_scale_2", fours("weight", "weight_scale_2", group_size(settings)), bits=ROUNDED_FOURS)
+        return Scheme(
+            "weight_scale_2", fours("weight", "weight_scale_2", group_size(settings)), AS_BYTES, ROUNDED_FOURS
+        )
     raise CheckpointError(
         f"config.json: quantization_config.quant_algo is {str(kind)[:40]}, which is not served; FP8 and NVFP4 are."
     )

@@ -1,4 +1,4 @@
-"""The family of a config.json, also of one that reads pictures."""
+"""The family of a config.json, also of one that reads pictures or hears."""
 
 from collections.abc import Mapping
 from difflib import get_close_matches
@@ -34,12 +34,17 @@ WITH_PICTURES = {
 }
 """Model types of which the text's part is served, and its type where it is not said: pictures and sound are refused."""
 HEADS_APART = ("llava", "llava_next", "smolvlm", "idefics3", "voxtral", "llava_onevision", "internvl", "lfm2_vl")
-"""Model types whose head is not that of the text's own class: what that does to logits is done by some programs and
-not by others."""
+"""Model types with a head outside of the text's class: programs differ on whether the text's scale or cap of logits
+applies."""
+TIED_BY_EITHER = ("llava", "llava_onevision", "qwen2_vl", "qwen2_5_vl", "glm4v")
+"""Model types whose head is tied if their config or that of the text says so, as in transformers; of others the outer
+one decides, where it says anything."""
 TEXT_BESIDE_TOWER = ("qwen2_vl", "qwen2_5_vl")
 """Model types whose text may be described next to the tower, without a `text_config`."""
-SAME_MODEL = {"kimi_k2": "deepseek_v3"}
+SAME_MODEL = {"kimi_k2": "deepseek_v3", "exaone4_5_text": "exaone4"}
 """Model types that are another one's under a name of their own."""
+AHEAD_LISTED = ("exaone4_5", "exaone4_5_text")
+"""Model types that may bring layers for further tokens, `mtp.*`, which are left out; `layer_types` may list them."""
 NEAREST = {
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "gemma4_text"),
     **dict.fromkeys(("llama4", "llama4_text", "dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
@@ -47,7 +52,7 @@ NEAREST = {
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
     **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),
     **dict.fromkeys(("baichuan", "falcon", "qwen", "olmo", "mllama", "minicpm"), "llama"),
-    **dict.fromkeys(("internlm2", "internvl", "internvl_chat"), "internlm3"),
+    **dict.fromkeys(("internlm2", "internvl_chat"), "internlm3"),
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1", "minimax_m3_vl_text"), "minimax_m2"),
     **dict.fromkeys(("deepseek_v32", "deepseek_v4", "longcat_flash", "minicpm3"), "deepseek_v3"),
     **dict.fromkeys(("kimi_linear", "qwen4_exp", "olmo_hybrid"), "qwen3_next"),
@@ -58,24 +63,44 @@ NEAREST = {
 """The nearest family that is served, of model types whose name is nearer to another's."""
 COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
 """Keys with how many experts a mixture has."""
-FROM_OUTSIDE = ("tie_word_embeddings", "eos_token_id", "quantization_config")
+TIE, LFM2_TIE = "tie_word_embeddings", "tie_embedding"
+"""Key that says that the head is the embedding, and LFM2's older name of it."""
+FROM_OUTSIDE = (TIE, "eos_token_id", "quantization_config")
 """Keys next to `text_config` that apply to the text."""
 
 
 def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the text's model in that of one that reads pictures, too, or of one under another name; else the
     config itself."""
-    inner = config.get("text_config")
-    if (same := SAME_MODEL.get(str(config.get("model_type")))) is not None:
-        return {**config, "model_type": same}
-    outer = config.get("model_type")
+    outer, inner = config.get("model_type"), config.get("text_config")
+    if (same := SAME_MODEL.get(str(outer))) is not None:
+        return without_ahead(str(outer), {**config, "model_type": same}, config)
     if outer in TEXT_BESIDE_TOWER and inner is None:
         return {**{key: it for key, it in config.items() if key != "vision_config"}, "model_type": WITH_PICTURES[outer]}
     if outer not in WITH_PICTURES or not isinstance(inner, Mapping):
         return config
     kind = inner.get("model_type") or WITH_PICTURES[outer]
     kind = SAME_MODEL.get(str(kind), kind)
-    return {**inner, **{key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}, "model_type": kind}
+    return without_ahead(outer, {**inner, **from_outside(config), "model_type": kind}, config)
+
+
+def from_outside(config: Mapping[str, Any]) -> dict[str, Any]:
+    """What a config says of its text next to `text_config`."""
+    found = {key: config[key] for key in FROM_OUTSIDE if config.get(key) is not None}
+    if config["model_type"] in TIED_BY_EITHER and found.get(TIE) is False:
+        del found[TIE]
+    if config["model_type"] == "lfm2_vl" and (tied := config.get(LFM2_TIE, found.get(TIE))) is not None:
+        found |= {TIE: tied, LFM2_TIE: tied}
+    return found
+
+
+def without_ahead(outer: str, text: dict[str, Any], config: Mapping[str, Any]) -> dict[str, Any]:
+    """The text's config without what `layer_types` says of layers for further tokens."""
+    kinds, layers, key = text.get("layer_types"), text.get("num_hidden_layers"), "num_nextn_predict_layers"
+    more = text.get(key, config.get(key, 1))
+    if outer in AHEAD_LISTED and isinstance(kinds, list) and isinstance(layers, int) and isinstance(more, int):
+        return {**text, "layer_types": kinds[:layers]} if 0 < len(kinds) - layers <= more else text
+    return text
 
 
 def family_of(config: Mapping[str, Any]) -> Family:
@@ -92,8 +117,8 @@ def family_of(config: Mapping[str, Any]) -> Family:
         return FAMILIES[kind]
     if kind in WITH_PICTURES:
         raise CheckpointError(
-            f"config.json of {kind}, which reads pictures, has no text_config, whose model is the part that is served; "
-            "download it again, or use a checkpoint of text alone."
+            f"config.json of {kind}, which reads pictures or hears, has no text_config, whose model is the part that "
+            "is served; download it again, or use a checkpoint of text alone."
         )
     named = NEAREST.get(str(kind))
     near = [named] if named else get_close_matches(str(kind), FAMILIES, 1, 0.5)

@@ -41,7 +41,11 @@ def without_alpha(params: dict[str, Any], head_dim: int) -> dict[str, Any]:
 
 
 def without_scales(params: dict[str, Any], max_len: int) -> dict[str, Any]:
-    """Parameters whose factors of cos and sin for short and for long texts are the one that is used."""
+    """Parameters whose factors of cos and sin for short and for long texts are the one that is used.
+
+    Transformers makes this family's frequencies in each pass without a length, so from the short factors at any;
+    the long ones are used here as its authors' code does, for the length that is served (see `longrope`).
+    """
     if params.get("rope_type") != "longrope":
         return params
     name = "long_mscale" if max_len > params["original_max_position_embeddings"] else "short_mscale"

@@ -20,23 +20,21 @@ PICTURES = re.compile(
     r"|mm_projector|vision_embedder|image_newline$)(\.|$)"
 )
 AUTHORS_NAMES = {
-    "exaone": tuple(
-        (re.compile(theirs), ours)
-        for theirs, ours in (
-            (r"^transformer\.wte\.", "model.embed_tokens."),
-            (r"^transformer\.h\.", "model.layers."),
-            (r"^transformer\.ln_f\.", "model.norm."),
-            (r"\.attn\.attention\.out_proj\.", ".self_attn.o_proj."),
-            (r"\.attn\.attention\.", ".self_attn."),
-            (r"\.ln_1\.", ".input_layernorm."),
-            (r"\.ln_2\.", ".post_attention_layernorm."),
-            (r"\.mlp\.c_fc_0\.", ".mlp.gate_proj."),
-            (r"\.mlp\.c_fc_1\.", ".mlp.up_proj."),
-            (r"\.mlp\.c_proj\.", ".mlp.down_proj."),
-        )
+    "exaone": (
+        ("transformer.wte.", "model.embed_tokens."),
+        ("transformer.h.", "model.layers."),
+        ("transformer.ln_f.", "model.norm."),
+        (".attn.attention.out_proj.", ".self_attn.o_proj."),
+        (".attn.attention.", ".self_attn."),
+        (".ln_1.", ".input_layernorm."),
+        (".ln_2.", ".post_attention_layernorm."),
+        (".mlp.c_fc_0.", ".mlp.gate_proj."),
+        (".mlp.c_fc_1.", ".mlp.up_proj."),
+        (".mlp.c_proj.", ".mlp.down_proj."),
     )
 }
-"""Names of tensors, by model type, in checkpoints as their authors publish them, and of the same ones elsewhere."""
+"""Parts of tensors' names, by model type, in checkpoints as their authors publish them, and of the same ones
+elsewhere."""
 
 
 def of_stack(name: str) -> tuple[str, int | None]:
@@ -55,8 +53,16 @@ def of_text(name: str) -> str | None:
 def renamed(name: str, kind: str) -> str:
     """A tensor's name as transformers has it."""
     for theirs, ours in AUTHORS_NAMES.get(kind, ()):
-        name = theirs.sub(ours, name)
+        name = name.replace(theirs, ours)
     return name
+
+
+def of_authors(module: str, kind: str) -> str:
+    """A module's name as the model's authors have it."""
+    name = f"{module}."
+    for theirs, ours in AUTHORS_NAMES.get(kind, ()):
+        name = name.replace(ours, theirs)
+    return name[:-1]
 
 
 def of_further(name: str, config: Mapping[str, Any]) -> bool:

@@ -153,7 +153,8 @@ def laid_out(config: dict[str, Any], weights: dict[str, torch.Tensor]) -> dict[s
 def of_heads(weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Norms of heads as rows of one tensor."""
     parts: dict[str, list[torch.Tensor]] = {}
-    for name in sorted(it for it in weights if "_layernorm.norms." in it):
+    numbered = (it for it in weights if "_layernorm.norms." in it)
+    for name in sorted(numbered, key=lambda it: int(it.split(".norms.")[1].split(".")[0])):
         parts.setdefault(name.partition(".norms.")[0] + ".weight", []).append(weights[name])
     rest = {name: it for name, it in weights.items() if "_layernorm.norms." not in name}
     return rest | {name: torch.stack(rows) for name, rows in parts.items()}

@@ -298,6 +298,23 @@ def test_stablelm_12b(tmp_path: Path) -> None:
         read_config(write_gguf(tmp_path / "other.gguf", path, stablelm__use_parallel_residual=False))
 
 
+def test_stablelm_with_a_second_norm(tmp_path: Path) -> None:
+    """Files say `use_parallel_residual` where the config did not: which it is, their norms say."""
+    path = tiny_checkpoint(tmp_path, "stablelm", vocab=96, layers=2, with_tokenizer=False)
+    expected = read_config(path)
+    assert not expected.parallel
+    for said in (True, False, None):
+        file = write_gguf(tmp_path / "model.gguf", path, stablelm__use_parallel_residual=said)
+        assert replace(read_config(file), eos=expected.eos) == expected
+        file.unlink()
+
+
+def test_norms_of_many_heads_stay_in_order() -> None:
+    names = [f"model.layers.0.self_attn.q_layernorm.norms.{n}.weight" for n in range(12)]
+    rows = files.of_heads({name: torch.full((2,), float(n)) for n, name in enumerate(names)})
+    assert rows["model.layers.0.self_attn.q_layernorm.weight"][:, 0].tolist() == [*map(float, range(12))]
+
+
 @pytest.mark.parametrize("arch", ["qwen2vl", "qwen3vl", "qwen3vlmoe"])
 def test_the_text_of_models_that_read_pictures(arch: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their text's part is laid out as that of the family without pictures."""

@@ -65,8 +65,8 @@ def peculiar(header: Header, config: Mapping[str, Any], read: ConfigReader) -> d
         normed, beside = "blk.0.attn_q_norm.weight" in header.tensors, "blk.0.ffn_norm.weight" not in header.tensors
         if kind == "cohere":
             return {"use_qk_norm": normed}
-        if bool(read.raw("use_parallel_residual")) != beside and read.raw("use_parallel_residual") is not None:
-            raise read.wrong("use_parallel_residual", f"is not {beside}, as the file's tensors have it")
+        if read.raw("use_parallel_residual") is False and beside:  # true says nothing: converters write it by default
+            raise read.wrong("use_parallel_residual", "is false, but there is no ffn_norm, without which it is true")
         return {"qk_layernorm": normed, "use_parallel_residual": beside}
     if kind == "exaone_moe":
         return {} if "layer_types" in config else {"sliding_window_pattern": 4}
