@@ -76,7 +76,7 @@ class Engines:
         self.rule: ScaleRule | None = None
         """By it their number follows the load."""
         self.check_room: Callable[[int], None] = lambda count: None
-        """Check of room: InputError where so many engines cannot run at the same time."""
+        """Check of room: InputError where this number of engines cannot run at the same time."""
         self.resized: Callable[[], object] = lambda: None
         """Called when `wanted` has changed."""
         self.ending: Callable[[], bool] = bool
