@@ -26,8 +26,8 @@ CHEAP_ROWS, STEEP = (16, 8, 4), 1.5
 """Numbers of rows of which one is cheap, the last in any case; how much longer a pass of twice the rows takes where the
 second half is not."""
 SCORED_KNOT = 64
-"""Rows up to which a pass was timed with scores of each of its rows, as a draft needs them. More rows are a prompt's,
-whose last row alone is scored."""
+"""Rows of one request up to which a pass was timed with scores of each row, as a draft needs them. More rows are a
+prompt's, whose last row alone is scored."""
 RATE, DRIFT = 0.1, 0.2
 """How far one step moves the terms that it is made of; and `speed`, or all terms of a drafter."""
 FLOOR = 1e-9

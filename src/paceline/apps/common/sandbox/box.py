@@ -110,7 +110,7 @@ class AppOutcome:
     limit: Limit | None
     attempts: tuple[Attempt, ...]
     stdout: bytes = field(repr=False)
-    """What the box wrote, and its files, are not shown: asyncio writes out what a task gave, whole, to look at it."""
+    """Left out of repr, as stderr and files are: asyncio calls repr on what a task returns, which would copy them."""
     stderr: bytes = field(repr=False)
     seconds: float
     peak_mb: float
