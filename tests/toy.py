@@ -7,11 +7,13 @@ any layer. A pass that leaves layers out is wrong now and then, more often the m
 """
 
 import hashlib
-from array import array
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Proposer, Turn
@@ -28,9 +30,13 @@ ORDER = 3
 PHASES = 5
 LAYERS = 4
 CODES = (VOCAB + 1) ** ORDER
+DIGITS = np.array([(VOCAB + 1) ** i for i in reversed(range(ORDER))])
+"""What each of the last `ORDER` tokens counts in the code of a context."""
 BASE = 2 * (PHASES * CODES + 1)
 """A hidden state between layers is the row's token, and a number with a digit of this base for each layer so far: what
 the layer read, plus one (0: nothing), and whether its feed-forward part was left out."""
+
+Ints = NDArray[np.int64]
 
 
 def table(seed: int, sharpness: float = 2.0) -> torch.Tensor:
@@ -66,31 +72,29 @@ class Toy:
 
     def allocate(self, blocks: int, block_size: int) -> None:
         self.block_size = block_size
-        self.pool = [[-7] * (blocks * block_size) for _ in range(LAYERS)]
+        self.pool = np.full((LAYERS, blocks * block_size), -7, np.int64)
         """Tokens by layer and slot."""
 
     @staticmethod
-    def state(context: list[int], length: int | None = None) -> list[float]:
+    def state(context: list[int], length: int | None = None) -> tuple[int, int]:
         """The hidden state after `context`: where the table is read. `length`: the next token's position, where
         branches were joined."""
-        return Toy.place(len(context) if length is None else length, context[-ORDER:])
-
-    @staticmethod
-    def place(length: int, last: list[int]) -> list[float]:
-        """State numbers from the length and the last tokens."""
-        code = 0
-        for token in [VOCAB] * (ORDER - len(last)) + last:
-            code = (code * (VOCAB + 1) + token) % CODES
-        return [float(length % PHASES), float(code)]
+        last = np.array(([VOCAB] * ORDER + context)[-ORDER:])
+        return (len(context) if length is None else length) % PHASES, int(last @ DIGITS % CODES)
 
     def next_logits(self, context: list[int], length: int | None = None) -> torch.Tensor:
         """Logits [V] after `context`: the definition."""
-        phase, code = self.state([turned(token, self.turn) for token in context], length)
-        return self.table[int(phase), int(code)]
+        return self.table[self.state([turned(token, self.turn) for token in context], length)]
 
     def turned(self, rows: Rows) -> list[int]:
         """What each row adds to tokens."""
         return [self.turns.get(it.adapter, self.turn) for it in rows.segments for _ in range(it.rows)]
+
+    def own(self, rows: Rows, tokens: Ints) -> Ints:
+        """The tokens as each row's model reads them."""
+        if not self.turn and not self.turns:
+            return tokens
+        return np.array([turned(token, turn) for token, turn in zip(tokens.tolist(), self.turned(rows))])
 
     def adapt(self) -> "ToyAdapters":
         return ToyAdapters(self)
@@ -105,7 +109,7 @@ class Toy:
 
     def last_keys(self, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """What the pool has in place of keys: one head of two numbers."""
-        seen = torch.tensor([self.pool[-1][slot] for slot in slots.tolist()], dtype=torch.float32)
+        seen = torch.from_numpy(self.pool[-1][slots.numpy()]).to(torch.float32)
         token = seen.view(-1, 1, 1).expand(-1, 1, 2)
         return token, -token
 
@@ -113,9 +117,11 @@ class Toy:
         return self.table[hidden[:, 0].long(), hidden[:, 1].long()]
 
     @staticmethod
-    def normed(state: list[int]) -> list[float]:
-        """Behind the final norm: right if all layers have read the same, often right if some are missing."""
-        digits, number = list[int](), state[1]
+    @lru_cache(maxsize=100_000)
+    def normed(number: int) -> tuple[float, float]:
+        """Behind the final norm, from the number of the state: right if all layers have read the same, often right if
+        some are missing."""
+        digits = list[int]()
         while number:
             digits.append(number % BASE)
             number //= BASE
@@ -126,7 +132,7 @@ class Toy:
             code = (code + 7) % CODES
         elif missing and (code * 31 + 7) % 8 < missing + 1:
             code = (code + 1) % CODES
-        return [float(phase), float(code)]
+        return float(phase), float(code)
 
     def forward(self, rows: Rows) -> Out:
         self.forwards += 1
@@ -137,19 +143,20 @@ class Toy:
         self.work += last - program.first - len({(i, p) for i, p in program.skip if p == "attention"})
         if rows.hidden is None:
             assert program.first == 0
-            states = [[token, 0] for token in rows.token.tolist()]
+            states = np.stack([rows.token.numpy().astype(np.int64), np.zeros(len(rows.token), np.int64)], 1)
         else:
-            states = [[int(token), int(number)] for token, number in rows.hidden.tolist()]
+            states = rows.hidden.numpy().astype(np.int64)
         taps = dict[str, torch.Tensor]()
         shared = {layer for group in program.groups for layer in group[1:]}
+        read = self.reading(rows)
         for layer in range(program.first, last):
             if f"input:{layer}" in rows.taps:
                 taps[f"input:{layer}"] = torch.tensor(states, dtype=torch.float64)
             fuzzy = layer in shared or any(at < layer for at, _ in program.skip)
-            self.layer(rows, layer, states, program.skip, fuzzy)
+            self.layer(rows, layer, read, states, program.skip, fuzzy)
         if not program.head:
             return Out(torch.empty(0, VOCAB, dtype=torch.float64), taps, torch.tensor(states, dtype=torch.float64))
-        hidden = torch.tensor([self.normed(state) for state in states], dtype=torch.float64)
+        hidden = torch.tensor([self.normed(number) for number in states[:, 1].tolist()], dtype=torch.float64)
         ends = {"pre_norm": torch.tensor(states, dtype=torch.float64), "post_norm": hidden}
         taps |= {tap: ends[tap] for tap in rows.taps if tap in ends}
         logits = self.head(hidden[rows.want])
@@ -161,34 +168,42 @@ class Toy:
         self.inside, self.drafts = torch.full((VOCAB,), float("-inf"), dtype=torch.float64), drafts
         self.inside[words] = 0.0
 
-    def layer(self, rows: Rows, layer: int, states: list[list[int]], skip: Any, fuzzy: bool) -> None:
+    def reading(self, rows: Rows) -> tuple[Ints, Ints]:
+        """What each row reads in each layer that has attention: [rows] its depth in its text, and [rows, ORDER] the
+        places of the last tokens in the pool, the pass's rows and the token of no text, which follow one another."""
+        depths, places, size = list[int](), list[list[int]](), self.block_size
+        words, slots, none = rows.word.tolist(), self.pool.shape[1], self.pool.shape[1] + len(rows.token)
+        for segment, blocks in zip(rows.segments, rows.tables.tolist()):
+            first = slots + segment.start + segment.given
+            hidden = {place for pair in segment.hidden for place in range(*pair)}
+            for row in range(segment.start, segment.start + segment.rows):
+                seen = min(segment.base + row - segment.start + 1, segment.base + segment.given)
+                mine = [first + j for j in range(segment.nodes) if words[row] >> j & 1]
+                near = [p for p in range(max(0, seen - ORDER - len(hidden)), seen) if p not in hidden][-ORDER:]
+                near = [blocks[p // size] * size + p % size for p in near]
+                depths.append(seen + len(mine) - segment.shift)
+                places.append(([none] * ORDER + near + mine)[-ORDER:])
+        depth = np.array(depths)
+        assert (rows.position.numpy() == depth - 1).all(), "position is not the depth of the row in its text"
+        return depth, np.array(places)
+
+    def layer(
+        self, rows: Rows, layer: int, read: tuple[Ints, Ints], states: Ints, skip: Any, fuzzy: bool
+    ) -> None:  # fmt: skip
         """One layer of all rows, in place. `fuzzy`: its input is not that of a whole pass, and what it keeps is
         wrong for some tokens."""
+        number = states[:, 1]
+        number *= BASE
         if (layer, "attention") not in skip:
-            pool, word, position = self.pool[layer], rows.word.tolist(), rows.position.tolist()
-            token = [(state[0] + 1) % VOCAB if fuzzy and state[0] % 3 == 0 else state[0] for state in states]
-            token = [turned(own, turn) for own, turn in zip(token, self.turned(rows))]
-            for slot, own in zip(rows.slot.tolist(), token):
-                pool[slot] = own
-            for segment, blocks in zip(rows.segments, rows.tables.tolist()):
-                size, first = self.block_size, segment.start + segment.given
-                for rank in range(segment.rows):
-                    row = segment.start + rank
-                    seen = min(segment.base + rank + 1, segment.base + segment.given)
-                    hidden = {place for pair in segment.hidden for place in range(*pair)}
-                    near = [p for p in range(max(0, seen - ORDER - len(hidden)), seen) if p not in hidden][-ORDER:]
-                    context = [pool[blocks[p // size] * size + p % size] for p in near]
-                    mine = [token[first + j] for j in range(segment.nodes) if word[row] >> j & 1]
-                    depth = seen + len(mine) - segment.shift
-                    assert position[row] == depth - 1, "position is not the depth of the row in its text"
-                    phase, code = self.place(depth, (context + mine)[-ORDER:])
-                    states[row][1] = states[row][1] * BASE + 2 * (int(phase) * CODES + int(code) + 1)
-        else:
-            for state in states:
-                state[1] *= BASE
+            (depth, places), token = read, states[:, 0]
+            if fuzzy:
+                token = np.where(token % 3 == 0, (token + 1) % VOCAB, token)
+            token = self.own(rows, token)
+            self.pool[layer, rows.slot.numpy()] = token
+            context = np.concatenate((self.pool[layer], token, [VOCAB]))[places]
+            number += 2 * (depth % PHASES * CODES + context @ DIGITS % CODES + 1)
         if (layer, "ffn") in skip:
-            for state in states:
-                state[1] += 1
+            number += 1
 
     def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
         """Text by text and pass by pass, each token drawn by the sampler's own parts."""
@@ -261,17 +276,13 @@ class Toy:
         return race(scores, keys_tensor([text.keys[index]]))[0]
 
     def move(self, source: list[int], target: list[int]) -> None:
-        for pool in self.pool:
-            for t, value in zip(target, [pool[s] for s in source]):
-                pool[t] = value
+        self.pool[:, target] = self.pool[:, source]
 
     def read(self, slots: list[int]) -> bytes:
-        return array("q", [pool[s] for s in slots for pool in self.pool]).tobytes()
+        return self.pool[:, slots].T.tobytes()
 
     def write(self, slots: list[int], packed: bytes) -> None:
-        places = [(pool, s) for s in slots for pool in self.pool]
-        for (pool, s), token in zip(places, array("q", packed), strict=True):
-            pool[s] = token
+        self.pool[:, slots] = np.frombuffer(packed, np.int64).reshape(len(slots), LAYERS).T
 
 
 def turned(token: int, turn: int) -> int:
@@ -316,15 +327,15 @@ class RecurrentToy(Toy):
         self.scan = self.states.scan(rows)
         return super().forward(rows)
 
-    def layer(self, rows: Rows, layer: int, states: list[list[int]], skip: Any, fuzzy: bool) -> None:
+    def layer(
+        self, rows: Rows, layer: int, read: tuple[Ints, Ints], states: Ints, skip: Any, fuzzy: bool
+    ) -> None:  # fmt: skip
         if layer % 2 == 0:
-            super().layer(rows, layer, states, skip, fuzzy)
+            super().layer(rows, layer, read, states, skip, fuzzy)
             return
-        own = [turned(int(state[0]), turn) for state, turn in zip(states, self.turned(rows))]
-        tokens = torch.tensor(own, dtype=torch.float64)[:, None]
-        for row, read in enumerate(self.read_through(self.scan, layer // 2, tokens)[self.scan.own].tolist()):
-            phase, code = read
-            states[row][1] = states[row][1] * BASE + 2 * (int(phase) * CODES + CODES - 1 - int(code) + 1)
+        tokens = torch.tensor(self.own(rows, states[:, 0]), dtype=torch.float64)[:, None]
+        for row, (phase, code) in enumerate(self.read_through(self.scan, layer // 2, tokens)[self.scan.own].tolist()):
+            states[row, 1] = states[row, 1] * BASE + 2 * (int(phase) * CODES + CODES - 1 - int(code) + 1)
         self.scan.record(layer // 2, tokens)
 
     def read_through(self, scan: Scan, index: int, tokens: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,7 @@ LONG = {
 }  # fmt: skip
 LEAST = 200
 """Generated requests of a feature in a cell of the full run."""
-EACH = 2
+EACH = 1
 """Requests of every feature in a cell of the default run."""
 
 WORDS = {"text": "text", "distribution": "distribution", "none": "lossy"}

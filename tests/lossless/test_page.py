@@ -21,7 +21,7 @@ from tests.lossless.test_mutants import penalties_frozen
 from tests.toy import VOCAB
 
 REFUSED = [pair for pair, reason in refusals().items() if reason]
-BATCH = 17
+BATCH = 9
 """Requests of one engine."""
 SHARED_STATE = {
     "crossvocab", "del", "dyspec", "dyspec_threshold", "early_exit", "easyspec", "lookahead", "mirror", "model",

@@ -100,7 +100,7 @@ class Desk:
         for request in queue:
             if len(self.running) >= self.max_requests:
                 break
-            if self._must_wait(request):
+            if request.group in self._unread_groups():
                 continue
             need, fresh = self._need(request), request.lease is None
             if self.running and need + filling > self.cache.room():
@@ -138,11 +138,10 @@ class Desk:
         returns = request.params.returns or 0
         return self.cache.open(tokens, groups, request.kv_key, request.layout, returns)
 
-    def _must_wait(self, request: Request) -> bool:
-        """A later sample waits until the first of its group has computed their prompt, and then shares it."""
-        return self.cache.pool.prefix and any(
-            r.group == request.group and r.pending > 1 and not r.output for r in self.running
-        )
+    def _unread_groups(self) -> set[int]:
+        """Groups whose first sample still computes their prompt: a later sample waits until it has, and then shares
+        it."""
+        return {r.group for r in self.running if r.pending > 1 and not r.output} if self.cache.pool.prefix else set()
 
     def kept_groups(self, request: Request) -> list[str]:
         """The groups that its lease keeps, the target's included."""
@@ -183,7 +182,8 @@ class Desk:
     def _give_way(self, order: Sequence[Request]) -> list[Request]:
         """Running requests beyond their clients' shares that must go, so that a waiting one of another client can be
         admitted; none where that would not be enough. `order`: all that run."""
-        claim = self.shares.claim([r for r in self.waiting if not self._must_wait(r)], self.running)
+        unread = self._unread_groups()
+        claim = self.shares.claim([r for r in self.waiting if r.group not in unread], self.running)
         if claim is None:
             return []
         yielded, free = list[Request](), self.cache.room() - sum(map(self._filling, order)) - self._need(claim)
