@@ -157,3 +157,87 @@ def test_a_request_that_waits_for_its_mask_is_parked_and_goes_on_elsewhere(slow:
     at = requests.index(parked)
     assert moved.output == plain(setting.target(), wishes[at].prompt, wishes[at].params)
     assert len(moved.output) == 16 < MAX_LEN
+
+
+@pytest.mark.parametrize("verifier", ["exact", "chain", "rrs", "kseq"])
+def test_masks_that_grow_at_once(verifier: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing says before that masks will be slow: one of them is computed in a step then, not one for each candidate
+    of each request."""
+    now, dear = [0.0], list[int]()
+    compute: Callable[..., Any] = Parse._compute
+
+    def grown(self: Parse, place: Place, until: float) -> Any:
+        if self.client and place.depth >= 4:
+            now[0] += 3 * EXTRA_STEP_S
+            dear.append(place.depth)
+        return compute(self, place, until)
+
+    monkeypatch.setattr(mask_turns, "ALONE_TIMES", 1)
+    monkeypatch.setattr(module, "thread_time", lambda: now[0])
+    monkeypatch.setattr(Parse, "_compute", grown)
+    engine = Setting(max_requests=8, nodes={"model": 6}).engine()
+    mine = wish(0, "a", drafter="model", n=6, verifier=verifier, temperature=1.0)
+    requests = engine.submit(mine.prompt, mine.params)
+    other = wish(9, "b", "temperature", drafter="none", max_tokens=64)
+    engine.submit(other.prompt, other.params)
+    for _ in range(300):
+        dear.clear()
+        engine.step()
+        assert len(dear) <= (1 if verifier in ("exact", "chain") else 6)
+    assert all(len(r.output) > 4 for r in requests), "and all go on"
+
+
+def test_clients_that_owe_nothing_do_not_follow_one_another() -> None:
+    """However many names an attacker has: what all masks took too long is paid back before the next slow one."""
+    grammar = FEATURES["grammar"]["grammar"]
+    names = [f"c{i}" for i in range(5)]
+    requests = [request(i, grammar=grammar, client=name) for i, name in enumerate(names)]
+    cheap = request(9, grammar=grammar, client="honest")
+    sampler, computed = admitted(*requests, cheap), list[str]()
+
+    def work(place: Place, seconds: float) -> bool:
+        client = place.parse.client
+        computed.append(client)
+        sampler.turns.charge(client, 0.0 if client == "honest" else 4 * EXTRA_STEP_S)
+        return True
+
+    for r in (*requests, cheap):
+        parse = sampler._place(r).parse
+        parse.work, parse.known = work, lambda place: False  # type: ignore[method-assign]
+        parse.took = 0.0 if r is cheap else 4 * EXTRA_STEP_S
+    for _ in range(20):
+        sampler.held([*requests, cheap])
+    assert computed.count("honest") == 20
+    assert 4 <= len(computed) - 20 <= 6
+
+
+def test_new_parser_has_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that gives up, the one in its place, and the mask of that may each take a fraction of a second."""
+    now, made = [0.0], list[bool]()
+
+    class GivesUp:
+        def deep_copy(self) -> "GivesUp":
+            now[0] += 1
+            return self
+
+        def compute_bitmask(self) -> bytes:
+            now[0] += 1
+            return b""
+
+        def is_error(self) -> bool:
+            return True
+
+        def get_error(self) -> str:
+            return "too much"
+
+    def compile(fresh: bool) -> module.CompiledGrammar:
+        made.append(fresh)
+        return module.CompiledGrammar(GivesUp(), 0)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(module, "thread_time", lambda: now[0])
+    parse = Parse(compile, 4, [3])
+    place, seen = Place(parse), []
+    for _ in range(3):
+        seen.append((parse.work(place, 0.5), len(made)))
+    assert seen == [(False, 1), (False, 2), (True, 2)]
+    assert parse.failure and not parse.mask(place).any()

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from paceline.core.errors import InputError
-from paceline.core.trial import CPU_S, TRIALS, explained
+from paceline.core.errors import BusyError, InputError
+from paceline.core.trial import CPU_S, TRIALS, WALL_S, explained
 
 if TYPE_CHECKING:
     from llguidance import LLParserLimits
@@ -103,10 +103,10 @@ def limits() -> "LLParserLimits":
     return LLParserLimits(**LIMITS)
 
 
-def fault(source: str, seconds: float = CPU_S) -> str:
+def fault(source: str, seconds: float = CPU_S, wall: float = WALL_S) -> str:
     """llguidance's complaint about a grammar, found in a child process within `seconds` of processor time; empty if it
-    has none."""
-    return TRIALS.fault(source, LIMITS, seconds)
+    has none. BusyError where that takes more than `wall` seconds."""
+    return TRIALS.fault(source, LIMITS, seconds, wall)
 
 
 def brief(message: str) -> str:
@@ -181,7 +181,11 @@ def culprit(schema: dict[str, Any], error: str) -> tuple[str, str]:
             left = end - monotonic()
             if left < LEAST_TRIAL_S:
                 return pointer, error
-            if complaint := fault(of_schema(json.dumps({**shared, **part})), left):
+            try:
+                complaint = fault(of_schema(json.dumps({**shared, **part})), left, 2 * left)
+            except BusyError:  # other work takes the processors: the verdict itself is known
+                return pointer, error
+            if complaint:
                 if not explained(complaint):
                     return pointer, error
                 pointer, schema, error, found = pointer + step, part, complaint, True

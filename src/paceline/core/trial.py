@@ -6,7 +6,7 @@ overflows ends its process. What a child compiles on a small stack, within its l
 
 A child serves many trials. It dies of a crash, of its CPU limit or of its memory limit, and a new one takes its place.
 Verdicts are kept by the digest of the source and the tenant. Small sources have a child of their own; clients take
-turns at each.
+turns at each. A child leaves the processors to other work, up to its wall time.
 """
 
 import errno
@@ -60,6 +60,7 @@ sys.path.append(sys.argv[1])
 memory, stack, walk = int(sys.argv[2]), int(sys.argv[3]), 32
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+os.nice(5)
 os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 threading.stack_size(stack)
@@ -113,10 +114,10 @@ class Child:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,
         )  # fmt: skip
 
-    def ask(self, job: bytes, left: Callable[[], bool] = bool) -> str:
-        """The verdict. BusyError once the client has `left`."""
+    def ask(self, job: bytes, left: Callable[[], bool] = bool, wall: float = WALL_S) -> str:
+        """The verdict. BusyError once the client has `left`, TimeoutError after `wall` seconds."""
         assert self._process.stdin is not None and self._process.stdout is not None
-        end = monotonic() + WALL_S
+        end = monotonic() + wall
         try:
             self._process.stdin.write(LENGTH.pack(len(job)) + job)
         except BrokenPipeError:
@@ -209,7 +210,7 @@ class Lane:
     def _next(self) -> tuple[int, str]:
         return min(self._waiting, key=lambda place: (self._turns.get(place[1], 0), place[0]))
 
-    def tried(self, job: bytes, seconds: float, left: Callable[[], bool] = bool) -> str:
+    def tried(self, job: bytes, seconds: float, left: Callable[[], bool] = bool, wall: float = WALL_S) -> str:
         """Verdict of the child. Within a turn."""
         try:
             child = self.child or Child()
@@ -218,7 +219,7 @@ class Lane:
             raise kind(f"No process starts here to try a grammar in ({error}); try again.") from error
         self.child = None
         try:
-            verdict = child.ask(job, left)
+            verdict = child.ask(job, left, wall)
         except EOFError:
             verdict = too_slow(seconds) if child.close() == -SIGPROF else TOO_DEEP
             with suppress(OSError):
@@ -245,8 +246,9 @@ class Trials:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _known: OrderedDict[bytes, str] = field(default_factory=OrderedDict)
 
-    def fault(self, source: str, limits: Mapping[str, Any], seconds: float = CPU_S) -> str:
-        """Why this grammar (llguidance's own form) cannot be compiled; empty if it can. `seconds`: of a processor.
+    def fault(self, source: str, limits: Mapping[str, Any], seconds: float = CPU_S, wall: float = WALL_S) -> str:
+        """Why this grammar (llguidance's own form) cannot be compiled; empty if it can. `seconds`: of a processor;
+        `wall`: on a machine that is busy with other work, BusyError then.
         RefusalError where this machine starts no child, BusyError if it is too busy to try one."""
         client = TRIAL_CLIENT.get()
         key = hashlib.sha256(json.dumps([client.tenant, source, dict(limits)]).encode()).digest()
@@ -257,7 +259,7 @@ class Trials:
         lane = self.small if len(source) <= SMALL_SOURCE_CHARS else self.large
         job = json.dumps({"source": source, "limits": dict(limits), "seconds": seconds}).encode()
         with lane.turn(client):
-            verdict = lane.tried(job, seconds, client.left)[:VERDICT_BYTES]
+            verdict = lane.tried(job, seconds, client.left, wall)[:VERDICT_BYTES]
         if verdict == too_slow(seconds) and seconds < CPU_S:
             return verdict
         with self._lock:

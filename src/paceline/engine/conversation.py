@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from paceline.core.errors import InputError
+from paceline.engine.templates import EndlessTemplateError
 
 Message = Mapping[str, Any]
 Render = Callable[[list[Message]], str]
@@ -51,6 +52,8 @@ def _tried(render: Render, role: str, content: Any) -> str | None:
     for trial in trials:
         try:
             return render(trial)
+        except EndlessTemplateError:
+            raise
         except Exception:
             continue
     return None

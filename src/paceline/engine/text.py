@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from paceline.core.errors import CheckpointError, InputError
 from paceline.core.files import text_of
 from paceline.engine.conversation import RoleForm, form, shape_all
+from paceline.engine.templates import RENDER_S, TEMPLATE_TRIAL_S, EndlessTemplateError, bound_templates, within
 from paceline.model.memo import remembered, states
 from paceline.model.unindexed import submodules_alone
 
@@ -26,6 +28,9 @@ class Text:
         checkpoint's template; InputError where it cannot be used."""
         self.path = path
         self._forms: dict[str, RoleForm] = {}
+        self._endless: EndlessTemplateError | None = None
+        """Why no messages are rendered: the template did not come to an end with a single word."""
+        bound_templates()
         self.defaults: dict[str, Any] = {}
         if path.suffix == ".gguf":
             from paceline.model.gguf import text_of
@@ -63,7 +68,8 @@ class Text:
         args = {"add_generation_prompt": True, **template_args}
         try:
             mine = shape_all(messages, self._form)
-            return str(self.tokenizer.apply_chat_template(mine, tokenize=False, **args))
+            apply = partial(self.tokenizer.apply_chat_template, mine, tokenize=False, **args)
+            return str(within(RENDER_S, apply))
         except InputError:
             raise
         except Exception as error:
@@ -73,15 +79,22 @@ class Text:
 
     def _form(self, role: str) -> RoleForm:
         """How the template reads this role's content; tried once."""
+        if self._endless is not None:
+            raise EndlessTemplateError(str(self._endless))
         if role not in self._forms:
 
             def render(messages: list[Message]) -> str:
                 mine = [dict(message) for message in messages]
-                return str(self.tokenizer.apply_chat_template(mine, tokenize=False, add_generation_prompt=True))
+                apply = partial(self.tokenizer.apply_chat_template, mine, tokenize=False, add_generation_prompt=True)
+                return str(within(TEMPLATE_TRIAL_S, apply))
 
             if len(self._forms) >= MOST_ROLES:
                 self._forms.clear()
-            self._forms[role] = form(render, role)
+            try:
+                self._forms[role] = form(render, role)
+            except EndlessTemplateError as error:
+                self._endless = error
+                raise
         return self._forms[role]
 
     def decode(self, tokens: Sequence[int]) -> str:
@@ -135,6 +148,7 @@ def read_template(path: Path) -> str:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     source = text_of(path, "chat_template")
+    bound_templates()
     try:
         _compile_jinja_template(source)
     except Exception as error:

@@ -84,7 +84,7 @@ class Parse:
         """Where the parser stands: every place from the first token on."""
         self._masks: dict[int, Tensor] = {}
         self._compiled: CompiledGrammar | None = None
-        self._failed, self._renewed = 0, -1
+        self._failed, self._renewed, self._stale = 0, -1, False
         self.failure: str | None = None
         """Why the parser gave up at some place, in its own words."""
         self._restart()
@@ -115,8 +115,13 @@ class Parse:
 
     def _compute(self, place: Place, until: float) -> Tensor | None:
         """The mask, by a new parser if this one gives up: copies share their lexer and what is left of its limits, and
-        what other paths used up must not count. None where the time is up on the way."""
+        what other paths used up must not count. None where the time is up on the way, or before or behind a new
+        parser: each of the three may take a fraction of a second."""
         while True:
+            if self._stale:
+                self._restart(fresh=True)
+                if thread_time() >= until:
+                    return None
             there, refused = self._go(place, until)
             if not there:
                 return None
@@ -128,8 +133,9 @@ class Parse:
             error = self._parser.get_error()
             if self._renewed == place.key or self._failed >= PARSER_RESTARTS:
                 break
-            self._renewed = place.key
-            self._restart(fresh=True)
+            self._renewed, self._stale = place.key, True
+            if thread_time() >= until:
+                return None
         self.failure = brief(error)
         self._failed += 1
         self._forget()
@@ -139,6 +145,8 @@ class Parse:
     def _restart(self, fresh: bool = False) -> None:
         if fresh or self._compiled is None:
             self._compiled = self._compile(fresh)  # held, so that the next sample finds it
+            self.took = self._compiled.took
+        self._stale = False
         self._parser, self._trail = self._compiled.parser.deep_copy(), []
 
     def _go(self, place: Place, until: float) -> tuple[bool, Place | None]:
@@ -182,10 +190,11 @@ class Parse:
 class CompiledGrammar:
     """A grammar for one vocabulary, as long as it is referenced."""
 
-    __slots__ = ("__weakref__", "bytes", "client", "parser")
+    __slots__ = ("__weakref__", "bytes", "client", "parser", "took")
 
-    def __init__(self, parser: "LLMatcher", size: int, client: str = "") -> None:
-        self.parser, self.bytes, self.client = parser, size, client
+    def __init__(self, parser: "LLMatcher", size: int, client: str = "", took: float = 0.0) -> None:
+        """`took`: seconds of its first mask."""
+        self.parser, self.bytes, self.client, self.took = parser, size, client, took
 
 
 def by_client(grammars: Mapping[tuple[str, Grammar], CompiledGrammar]) -> Counter[str]:
@@ -224,7 +233,8 @@ class Grammars:
         known = None if fresh else self._held.get(key)
         if known is None:
             before, least = resident(), EACH + PER_CHARACTER * len(grammar.text)
-            known = CompiledGrammar(self._new(grammar), max(least, resident() - before), client)
+            parser, took = self._new(grammar)
+            known = CompiledGrammar(parser, max(least, resident() - before), client, took)
         with self._lock:
             self._kept.pop(key, None)
             self._kept[key] = self._held[key] = known
@@ -246,11 +256,14 @@ class Grammars:
             self._kept.pop((tenant, grammar), None)
             self._held.pop((tenant, grammar), None)
 
-    def _new(self, grammar: Grammar) -> "LLMatcher":
+    def _new(self, grammar: Grammar) -> "tuple[LLMatcher, float]":
+        """A parser, and the seconds of its first mask."""
         from llguidance import LLMatcher
 
         parser = LLMatcher(self._spelling(), grammar.source(), log_level=0, limits=limits())
+        began = thread_time()
         words = "" if parser.is_error() else any(np.frombuffer(parser.compute_bitmask(), np.uint8))
+        took = thread_time() - began
         if words:
             self._probe(parser, grammar)
         dead = parser.is_stopped() and not parser.is_accepting()
@@ -258,7 +271,7 @@ class Grammars:
             raise InputError(f"The {grammar.kind} grammar is not usable: {brief(parser.get_error())}.")
         if parser.is_error() or dead or not words:
             raise InputError(f"The {grammar.kind} grammar allows no text at all; give one that something can satisfy.")
-        return parser
+        return parser, took
 
     def _probe(self, parser: "LLMatcher", grammar: Grammar) -> None:
         """Walk a little way. Raises InputError for a lexer that gives up at once: what it takes until then is much."""

@@ -14,6 +14,8 @@ EXTRA_STEP_S = 0.02
 """Seconds of a step of several clients that all their masks may take, or all drafts that they ask for by name."""
 ALONE_TIMES = 10
 """How many times as long they may take while one client is there."""
+CHEAP_SHARE = 1 / 8
+"""Part of it that a mask may take which is cheap."""
 
 
 class ClientDebts:
@@ -45,6 +47,9 @@ class MaskTurns:
         """Seconds that all masks of this step may take."""
         self.spent = self.expected = 0.0
         """Seconds that they have taken, and that those of drafts are expected to take."""
+        self.behind = 0.0
+        """Seconds that all masks took beyond what they may of their steps: many clients that each owe nothing yet must
+        not follow one another. Until that is paid back, only masks that are cheap are computed."""
         self._guessing = False
 
     @contextmanager
@@ -67,14 +72,16 @@ class MaskTurns:
         queues: dict[str, deque[tuple[Request, Place]]] = {}
         for request, place in sorted(wanted, key=lambda it: len(it[0].output)):
             queues.setdefault(request.params.client, deque()).append((request, place))
+        self.behind = max(0.0, self.behind + self.spent - self.most)
         self.most, self.spent, self.expected = EXTRA_STEP_S * (ALONE_TIMES if alone else 1), 0.0, 0.0
         self.debts.begin(self.most / max(1, len(queues)))
         held = list[int]()
         while queues:
-            client = max(queues, key=self.debts.left)
+            client = max(queues, key=lambda name: (self.debts.left(name), -queues[name][0][1].parse.took))
             request, place = queues[client].popleft()
             left = min(self.debts.left(client), self.most - self.spent)
-            if not place.parse.known(place) and (left <= 0 or not place.parse.work(place, left)):
+            dear = self.behind > 0 and place.parse.took > self.most * CHEAP_SHARE
+            if not place.parse.known(place) and (left <= 0 or dear or not place.parse.work(place, left)):
                 held.append(request.id)
             if not queues[client]:
                 del queues[client]
@@ -86,6 +93,15 @@ class MaskTurns:
         fits = self.spent + self.expected + seconds <= self.most
         self.expected += seconds if fits else 0.0
         return fits
+
+    def room(self) -> bool:
+        """Is there time left for masks in this step?"""
+        return self.spent < self.most
+
+    def ready(self, place: Place) -> None:
+        """Compute the mask there, as far as there is time."""
+        if self.room() and not place.parse.known(place):
+            place.parse.work(place, self.most - self.spent)
 
     def knows(self, place: Place) -> bool:
         """Is this mask there, or may it be computed now?"""

@@ -170,6 +170,15 @@ class Sampler:
         limited = request.params.grammar and request.params.client
         return not limited or self.turns.affords(self._place(request), nodes)
 
+    def room(self, request: Request) -> bool:
+        """Is there time left in this step for masks of its candidates?"""
+        return not (request.params.grammar and request.params.client) or self.turns.room()
+
+    def prepare(self, request: Request, path: Path) -> None:
+        """Compute the mask after these candidates, as far as there is time, where other clients wait for it."""
+        if request.params.grammar and request.params.client:
+            self.turns.ready(self._place(request, path))
+
     def _place(self, request: Request, path: Path = ()) -> Place:
         """Place of its grammar: the first state of the chain, and so of those in use."""
         place: Place = self._states(self._slots[request.id], path)[0]

@@ -23,6 +23,7 @@ from paceline.serve import (
 )
 from paceline.serve.errors import install_errors
 from paceline.serve.operation import install
+from paceline.serve.routes import include
 from paceline.serve.server import ServedHost, Server
 from paceline.serve.settings import Settings
 from paceline.serve.store import Store
@@ -54,6 +55,6 @@ def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> 
         api_docs,
         ollama_api,
     ):
-        app.include_router(module.router)
+        include(app, module.router)
     install(app, host, settings)
     return app

@@ -18,6 +18,7 @@ from paceline.serve.guard import LAST_WORD_S, Guard
 from paceline.serve.logs import log_call
 from paceline.serve.metrics import CONTENT_TYPE, AboveCollector, Metrics, ModelCollector
 from paceline.serve.retrieval import knowledge_of
+from paceline.serve.routes import RoutesByPath, include
 from paceline.serve.server import ServedHost
 from paceline.serve.settings import Settings
 from paceline.serve.sse import json_response
@@ -176,7 +177,8 @@ def install(app: FastAPI, host: ServedHost, settings: Settings) -> Operation:
     host.pools.busy = lambda: bool(host.snapshot.running or host.snapshot.waiting)
     if settings.otel_endpoint is not None:
         operation.tracer = Tracer(exporter(settings.otel_endpoint), host.model)
-    app.include_router(router)
+    include(app, router)
+    app.router.middleware_stack = RoutesByPath(app.router)
     app.add_middleware(Guard, operation=operation)
     if settings.cors_origins:
         app.add_middleware(

@@ -312,11 +312,11 @@ def create(controller: Controller, settings: Settings | None = None) -> FastAPI:
         return error_response(ApiError(503, "No engine answers; start one."))
 
     @app.get("/stats")
-    def stats() -> dict[str, Any]:
+    async def stats() -> dict[str, Any]:
         return router.state(controller.clock())
 
     @app.get("/health")
-    def health() -> dict[str, str]:
+    async def health() -> dict[str, str]:
         return {"status": "ok"}
 
     install(app, host, settings)

@@ -26,6 +26,7 @@ from paceline.serve.calls import HttpCall
 from paceline.serve.errors import ApiError
 from paceline.serve.operation import Operation
 from paceline.serve.responses import ERRORS
+from paceline.serve.routes import include
 from paceline.serve.run import serving
 from paceline.serve.server import Server
 from paceline.serve.settings import MOST_ENGINES, Settings
@@ -193,7 +194,7 @@ def application(engines: Engines, options: Options, settings: Settings) -> FastA
     """The HTTP API over engines that have started."""
     server = ClusterServer(ClusterLLM(engines, options), settings)
     app = create_app(server, settings)
-    app.include_router(router)
+    include(app, router)
     operation: Operation = app.state.operation
     operation.metrics.registry.register(ClusterCollector(engines))
     operation.parts["cluster"] = lambda: described(engines)
