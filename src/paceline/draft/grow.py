@@ -199,7 +199,8 @@ class HeadDrafter(TreeDrafter):
         openings = []
         for tree, item in zip(trees, items):
             warp, last = self.sampler.warp(tree.ask.request), tree.ask.request.tokens[tree.known - 1]
-            openings.append(Opening(tree.known, item.depth, item.nodes, last, Warp(0.0, rules=warp and warp.rules)))
+            rules = None if warp is None else warp.rules
+            openings.append(Opening(tree.known, item.depth, item.nodes, last, Warp(0.0, rules=rules)))
         table = self.table(HeadProposer(self, trees, items, first))
         if table is None:
             return False

@@ -155,7 +155,7 @@ class Sampler:
         if not slot.live:
             return slot.warp
         parts = [self._chain[i].rules(state) for i, state in zip(slot.live, self._states(slot, path))]
-        return replace(slot.warp, rules=Rules(**{k: v for part in parts for k, v in part.items()}))
+        return replace(slot.warp, rules=Rules(**{k: v for part in parts for k, v in (part or {}).items()}))
 
     def possible(self, request: Request, path: Path, token: int) -> bool:
         """Does the request's grammar, if it has one, allow `token` after the candidates `path`? No, too, where the
