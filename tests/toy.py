@@ -18,7 +18,7 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
-from paceline.core.warp import Rules
+from paceline.core.warp import LogitRules
 from paceline.model.lora import LoraWeights
 from paceline.model.state import Scan, States
 from paceline.sample.filters import law
@@ -278,7 +278,7 @@ class Toy:
             pool[s] = token
 
 
-def edited_plainly(x: torch.Tensor, rules: Rules, said: Sequence[int]) -> torch.Tensor:
+def edited_plainly(x: torch.Tensor, rules: LogitRules, said: Sequence[int]) -> torch.Tensor:
     """A row of logits as these rules change it behind `said`, token by token."""
     tail, counts, seen = [*rules.tail, *said], Counter(rules.counts), set(rules.fresh) | set(said)
     counts.update(said)

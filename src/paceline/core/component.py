@@ -40,7 +40,7 @@ class Component(Protocol):
         `program` (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`),
         `lend` (`Lends`), `keys` (`KeySource`), `join` (rows whose position is not their place, and that do not see all
         before them), `state` (`Keeps`), `narrow` (`Narrows`), `rules` (runs and chains
-        of texts whose logits change by `core.warp.Rules`, too)."""
+        of texts whose logits change by `core.warp.LogitRules`, too)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""

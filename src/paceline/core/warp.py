@@ -1,4 +1,4 @@
-"""`Warp`: how one request draws from its logits, resolved. `Rules`: what changes them before."""
+"""`Warp`: how one request draws from its logits, resolved. `LogitRules`: what changes them before."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Rules:
+class LogitRules:
     """What changes a text's logits before temperature, by its tokens alone, as it stands behind some of them. The parts
     apply in this order; each is off as it is by default."""
 
@@ -45,7 +45,7 @@ class Warp:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
-    rules: Rules | None = None
+    rules: LogitRules | None = None
     """What changes the logits before."""
 
     @classmethod

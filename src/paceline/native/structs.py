@@ -159,7 +159,7 @@ class WarpLike(Protocol):
 
 
 def ruled(rules: Any) -> CRules:
-    """Structure that says the same as `core.warp.Rules`, whose tensors must outlive it."""
+    """Structure that says the same as `core.warp.LogitRules`, whose tensors must outlive it."""
     ids, numbers = (None, None) if rules.bias is None else rules.bias
     allowed, prompt = rules.allowed, rules.prompt
     return CRules(

@@ -32,7 +32,7 @@ class Processor(Protocol):
         be written in place."""
 
     def rules(self, state: Any) -> Mapping[str, Any] | None:
-        """Its part of `Rules` at this state; None: they cannot say it."""
+        """Its part of `LogitRules` at this state; None: they cannot say it."""
 
 
 def scatter(logits: Tensor, ids: Sequence[Sequence[int]], value: float) -> Tensor:

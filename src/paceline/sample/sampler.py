@@ -17,7 +17,7 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.core.request import Request
-from paceline.core.warp import Rules, Warp
+from paceline.core.warp import LogitRules, Warp
 from paceline.sample.chunks import chunks
 from paceline.sample.edited import edited
 from paceline.sample.filters import boundary, law
@@ -42,7 +42,7 @@ class _Slot:
     live: tuple[int, ...]
     """Places in the chain of the processors this request uses."""
     ruled: bool
-    """Can `Rules` say what all of these do?"""
+    """Can `LogitRules` say what all of these do?"""
     paths: dict[Path, tuple[Any, ...]] = field(default_factory=dict)
 
 
@@ -155,7 +155,7 @@ class Sampler:
         if not slot.live:
             return slot.warp
         parts = [self._chain[i].rules(state) for i, state in zip(slot.live, self._states(slot, path))]
-        return replace(slot.warp, rules=Rules(**{k: v for part in parts for k, v in (part or {}).items()}))
+        return replace(slot.warp, rules=LogitRules(**{k: v for part in parts for k, v in (part or {}).items()}))
 
     def possible(self, request: Request, path: Path, token: int) -> bool:
         """Does the request's grammar, if it has one, allow `token` after the candidates `path`? No, too, where the
