@@ -118,7 +118,8 @@ class Sampler:
         warps = [slots[i].warp for i in sampled]
         part = logits if len(sampled) == len(slots) else logits[sampled]
         log_p = law(part, warps)
-        if any(slot.live for slot in slots):  # an emptied row has no distribution: keep it all -inf, not NaN
+        # An emptied row has no distribution: keep it all -inf, not NaN, which it is in all places
+        if any(slot.live for slot in slots) and bool(log_p[:, 0].isnan().any()):
             log_p = log_p.masked_fill(part.amax(-1, keepdim=True) == float("-inf"), float("-inf"))
         if len(sampled) == len(slots):
             return log_p
