@@ -7,6 +7,7 @@ any layer. A pass that leaves layers out is wrong now and then, more often the m
 """
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, cast
@@ -19,6 +20,7 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.proposer import Continuation, Proposer, Turn
 from paceline.core.result import Round
 from paceline.core.rows import Drawn, Out, Rows, RowsBuilder
+from paceline.core.warp import LogitRules
 from paceline.model.lora import LoraWeights
 from paceline.model.state import Scan, States
 from paceline.sample.filters import law
@@ -57,7 +59,7 @@ class Toy:
         self.device = torch.device("cpu")
         self.width, self.taps = 2, ()
         self.places = frozenset({*(f"input:{i}" for i in range(LAYERS)), "pre_norm", "post_norm"})
-        self.abilities = frozenset({"run", "embed", "lend", "keys", "program", "join", "narrow"})
+        self.abilities = frozenset({"run", "embed", "lend", "keys", "program", "join", "narrow", "rules"})
         self.inside: torch.Tensor | None = None
         """[V]: 0 for tokens of the draft vocabulary, else -inf."""
         self.drafts = False
@@ -227,7 +229,7 @@ class Toy:
                 judged = self._judge(root, tokens, parents, start, table, segment.shift, segment.adapter)
                 node, path, ended = -1, list[int](), False
                 while True:
-                    said.append(self.draw(judged.logits[node + 1], text, len(said)))
+                    said.append(self.draw(judged.logits[node + 1], text, said, len(said)))
                     states.append(judged.taps["post_norm"][node + 1])
                     ended = said[-1] < 0 or said[-1] in text.ends or len(said) == text.most
                     hits = [j for j, p in enumerate(parents) if p == node and tokens[j] == said[-1]]
@@ -269,7 +271,9 @@ class Toy:
         return [table[place // self.block_size] * self.block_size + place % self.block_size for place in places]
 
     @staticmethod
-    def draw(x: torch.Tensor, text: Continuation, index: int) -> int:
+    def draw(x: torch.Tensor, text: Continuation, said: Sequence[int], index: int) -> int:
+        if text.warp.rules is not None:
+            x = edited_plainly(x, text.warp.rules, said)
         if text.warp.greedy:
             return winners(x[None])[0]
         scores = law(x[None], [text.warp])
@@ -283,6 +287,29 @@ class Toy:
 
     def write(self, slots: list[int], packed: bytes) -> None:
         self.pool[:, slots] = np.frombuffer(packed, np.int64).reshape(len(slots), LAYERS).T
+
+
+def edited_plainly(x: torch.Tensor, rules: LogitRules, said: Sequence[int]) -> torch.Tensor:
+    """A row of logits as these rules change it behind `said`, token by token."""
+    tail, counts, seen = [*rules.tail, *said], Counter(rules.counts), set(rules.fresh) | set(said)
+    counts.update(said)
+    if rules.prompt is not None:
+        seen |= set(rules.prompt.tolist())
+    removed = {word[-1] for word in rules.words if tail[len(tail) - len(word) + 1 :] == [*word[:-1]]}
+    removed |= set(rules.ends) if len(said) < rules.left else set()
+    allowed = None if rules.allowed is None else set(rules.allowed.tolist())
+    ids, numbers = rules.bias or (torch.empty(0), torch.empty(0))
+    bias = dict(zip(ids.tolist(), numbers.to(x)))
+    out = x.clone()
+    for token in range(len(x)):
+        if token in removed or (allowed is not None and token not in allowed):
+            out[token] = float("-inf")
+        out[token] += bias.get(token, 0)
+        if token in seen and rules.repetition != 1:
+            out[token] = out[token] / rules.repetition if out[token] > 0 else out[token] * rules.repetition
+        if token in counts:
+            out[token] -= rules.presence + rules.frequency * torch.tensor(float(counts[token]), dtype=x.dtype)
+    return out
 
 
 def turned(token: int, turn: int) -> int:

@@ -25,6 +25,7 @@ from paceline.model.linear import choose, plain
 from paceline.native.build import library
 from tests.draft import test_head
 from tests.draft.rounds import Rounds
+from tests.sample.cases import SOME_RULES
 from tests.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -79,8 +80,9 @@ def served(target: Path, head: Path | None, drafter: str = "eagle3", **more: Any
     with LLM(target, head, drafter=drafter, quantize=options["quantize"], memory="100M", nodes=nodes) as llm:
         llm.engine.desk.policy.patience = options["patience"]  # type: ignore[attr-defined]
         llm.engine.recorder = rounds = Rounds()
+        rules = SOME_RULES if options["quantize"] == "int8" else {}
         params = SamplingParams(
-            temperature=options["temperature"], max_tokens=48, seed=1, ignore_eos=True, top_k=0, top_p=1.0
+            temperature=options["temperature"], max_tokens=48, seed=1, ignore_eos=True, top_k=0, top_p=1.0, **rules
         )  # fmt: skip
         outputs = llm.generate(PROMPTS, params, progress=False)
         assert llm.engine.drafters.errors == []

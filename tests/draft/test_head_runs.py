@@ -19,6 +19,7 @@ from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.native.build import library
 from tests.draft.rounds import Rounds
 from tests.draft.test_head import KINDS, PROMPTS, SIZES, shaken
+from tests.sample.cases import SOME_RULES
 from tests.tiny import tiny_checkpoint
 
 needs_native = pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -63,8 +64,9 @@ def served(target: Path, head: Path | None, drafter: str, **more: Any) -> Served
     with LLM(target, head, drafter=drafter, quantize=options["quantize"], memory="100M", nodes=nodes) as llm:
         llm.engine.desk.policy.patience = options["patience"]  # type: ignore[attr-defined]
         llm.engine.recorder = rounds = Rounds()
+        rules = SOME_RULES if options["quantize"] == "int8" else {}
         params = SamplingParams(
-            temperature=options["temperature"], max_tokens=60, seed=1, ignore_eos=True, top_k=0, top_p=1.0
+            temperature=options["temperature"], max_tokens=60, seed=1, ignore_eos=True, top_k=0, top_p=1.0, **rules
         )  # fmt: skip
         outputs = llm.generate(PROMPTS, params, progress=False)
         assert llm.engine.drafters.errors == []

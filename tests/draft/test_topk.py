@@ -21,6 +21,7 @@ from paceline.native.build import library
 from paceline.plan import DrafterFacts
 from paceline.plan.arm import Arm
 from tests.draft.rounds import Rounds
+from tests.sample.cases import SOME_RULES
 from tests.tiny import tiny_checkpoint
 
 PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a", "to be or not to be, to"]
@@ -63,8 +64,9 @@ def test_the_native_tree_is_the_twins(tmp_path: Path, quantize: str | None, monk
         return first
 
     monkeypatch.setattr(TopK, "draft", both)
-    for temperature, k in ((0.0, 0), (0.7, 0), (0.7, 9)):
-        params = SamplingParams(temperature=temperature, top_k=k, top_p=1.0, max_tokens=24, seed=1, ignore_eos=True)
+    for temperature, more in ((0.0, {}), (0.7, {}), (0.7, {"top_k": 9}), (0.0, SOME_RULES)):
+        fixed = {"top_k": 0, "top_p": 1.0, "max_tokens": 24, "seed": 1, "ignore_eos": True}
+        params = SamplingParams(temperature=temperature, **{**fixed, **more})
         llm.generate(PROMPTS, params, progress=False)
     assert llm.engine.drafters.errors == [] and max(sizes) > 15
 
@@ -77,7 +79,7 @@ class Served(NamedTuple):
     """Records of a merged drafter."""
 
 
-def served(target: Path, drafter: str, quantize: str | None, temperature: float, top_k: int = 0) -> Served:
+def served(target: Path, drafter: str, quantize: str | None, temperature: float, **more: Any) -> Served:
     """What runs of eight rounds offered and kept, and the texts. The draft model is the target with another norm."""
     llm = LLM(target, target, drafter=drafter, quantize=quantize, memory="100M", check=True, block_size=16)
     weight = cast(Any, llm.engine.components["draft"]).weights.norm.weight
@@ -86,7 +88,8 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float,
     policy.patience, policy.fixed.row_cost = 1e9, 0.0  # rows are free, so that trees are worth it on every machine
     policy.fixed.level_cost, policy.fixed.cheap_rows = 0.0, None
     llm.engine.recorder = rounds = Rounds()
-    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=1.0, max_tokens=70, seed=1, ignore_eos=True)
+    fixed = {"top_k": 0, "top_p": 1.0, "max_tokens": 70, "seed": 1, "ignore_eos": True}
+    params = SamplingParams(temperature=temperature, **{**fixed, **more})
     outputs = llm.generate(PROMPTS, params, progress=False)
     assert llm.engine.drafters.errors == []
     apart = getattr(llm.engine.drafters.drafter(drafter), "records", None)
@@ -102,8 +105,8 @@ def test_the_native_proposer_is_its_twin(
 ) -> None:
     """Four texts in runs: every round offers and keeps the same nodes in both twins, called back or not."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
-    top_k = 12 if quantize and temperature else 0
-    native = served(target, drafter, quantize, temperature, top_k)
+    more = {**SOME_RULES, "top_k": 12 if temperature else 0} if quantize else {}
+    native = served(target, drafter, quantize, temperature, **more)
     called = list[int]()
 
     def propose(self: TreeProposer, turns: Sequence[Turn]) -> list[Draft]:
@@ -112,9 +115,9 @@ def test_the_native_proposer_is_its_twin(
 
     original = TreeProposer.propose
     monkeypatch.setattr(TreeProposer, "propose", propose)
-    assert native == served(target, drafter, quantize, temperature, top_k) and not called
+    assert native == served(target, drafter, quantize, temperature, **more) and not called
     monkeypatch.setattr(DySpec, "table", lambda self, proposer: None)
-    assert native == served(target, drafter, quantize, temperature, top_k) and max(called) == 4
+    assert native == served(target, drafter, quantize, temperature, **more) and max(called) == 4
     several = [rounds for rounds in native.rounds if len(rounds) > 1]
     assert max(round.depth for rounds in several for round in rounds) > 0
     trees = [round for rounds in several for round in rounds if sum(round.offered) > len(round.offered) + 3]
@@ -141,7 +144,8 @@ def test_the_native_merged_proposer_is_its_twin(
 ) -> None:
     """Rounds, records of each part's share, and notes of the first part are equal."""
     target = tiny_checkpoint(tmp_path / "target", "llama", seed=1)
-    native = served(target, drafter, None, temperature)
+    more = {"frequency_penalty": 0.01, "logit_bias": {5: 0.2}} if temperature else {}  # texts still repeat
+    native = served(target, drafter, None, temperature, **more)
     monkeypatch.setattr(MergedProposer, "native", lambda self: None)
     called, original = list[int](), MergedProposer.propose
 
@@ -150,9 +154,9 @@ def test_the_native_merged_proposer_is_its_twin(
         return original(self, turns)
 
     monkeypatch.setattr(MergedProposer, "propose", propose)
-    twin = served(target, drafter, None, temperature)
+    twin = served(target, drafter, None, temperature, **more)
     assert native == twin and max(called) == 4 and native.found
-    alone = served(target, drafter.replace("ngram", "").strip("+"), None, temperature)
+    alone = served(target, drafter.replace("ngram", "").strip("+"), None, temperature, **more)
     assert native.texts == alone.texts
     asked = {part: sum(record.asked.rounds) for part, record in native.records.items()}
     assert 0 < min(asked.values()) < max(asked.values()), "the draft model is passed over now and then"

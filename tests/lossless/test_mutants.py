@@ -32,6 +32,7 @@ from paceline.sample.grammar import Parse, Place, Structure
 from paceline.sample.sampler import Sampler
 from paceline.verify import chain, kseq, rrs, walk
 from paceline.verify.exact import Exact
+from tests import toy
 from tests.lossless.cases import FEATURES, Setting, Wish, check
 from tests.lossless.test_law import law_setting, p_of_a_mutant, worst_p
 from tests.toy import Toy
@@ -425,7 +426,25 @@ def one_noise_for_all_passes(patch: MonkeyPatch) -> None:
 def everybody_straight(patch: MonkeyPatch) -> None:
     """Requests go without a judge and by temperature alone, whatever else makes their distribution."""
     patch.setattr(Judge, "judge_free", lambda self, request: True)
-    patch.setattr(Sampler, "warp", lambda self, request: Warp(request.params.temperature))
+    patch.setattr(Sampler, "warp", lambda self, request, path=(): Warp(request.params.temperature))
+
+
+def rules_of_the_first_token(patch: MonkeyPatch) -> None:
+    """Every run changes logits as before the first token of the output."""
+    original = Sampler.warp
+
+    def warp(self: Sampler, request: Any, path: Any = ()) -> Warp | None:
+        fresh = Sampler(self.vocab_size)
+        fresh.admit(replace(request, output=[], lease=None))
+        return original(fresh, request, path)
+
+    patch.setattr(Sampler, "warp", warp)
+
+
+def rules_of_the_run_alone(patch: MonkeyPatch) -> None:
+    """Every token of a run is drawn by the rules as they stood at its first."""
+    original = toy.edited_plainly
+    patch.setattr(toy, "edited_plainly", lambda x, rules, said: original(x, rules, ()))
 
 
 def entries_changed(patch: MonkeyPatch, change: Callable[[Entry], Entry]) -> None:
@@ -529,6 +548,9 @@ TEXT: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
     (everybody_straight, "top-k", "model"),
     (everybody_straight, "bias", "none"),
     (everybody_straight, "greedy penalties", "none"),
+    (rules_of_the_first_token, "greedy penalties", "none"),
+    (rules_of_the_run_alone, "greedy penalties", "none"),
+    (rules_of_the_run_alone, "penalties", "model"),
     (probes_seen, "greedy", "ppd"),
     (stale_mask, "temperature", "eagle3"),
     (stale_position, "temperature", "longspec"),

@@ -3,6 +3,7 @@ with; where the CPU has no tiles, they are those of tests/native/tiles.h, and AV
 
 from operator import attrgetter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from paceline.sample.sampler import Sampler
 from tests.model.units import compiled, in_software
 from tests.oracle.cases import CASES, VOCAB, Case, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
+from tests.sample.cases import SOME_RULES
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX2, or no compiler")
 FORMS = {
@@ -308,9 +310,13 @@ def test_a_chain_is_its_passes_one_by_one(checkpoints: dict[str, Path], unit: Un
 
 @pytest.mark.parametrize("unit", (Unit.TILES, Unit.SHORT), ids=attrgetter("name"))
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-@pytest.mark.parametrize("warp", [Warp(0.0), Warp(0.7), Warp(1.3, 8, 0.9, 0.01)])
+@pytest.mark.parametrize(
+    ("warp", "rules"),
+    [(Warp(0.0), {}), (Warp(0.7), SOME_RULES), (Warp(1.3, 8, 0.9, 0.01), {}), (Warp(0.0), SOME_RULES)],
+    ids=["greedy", "rules", "filters", "greedy rules"],
+)
 def test_a_run_is_its_passes_one_by_one(
-    checkpoints: dict[str, Path], unit: Unit, warp: Warp, quantize: str | None
+    checkpoints: dict[str, Path], unit: Unit, warp: Warp, quantize: str | None, rules: dict[str, Any]
 ) -> None:
     """Tokens to the bit, the keys and values of all but the last, and the ends: of the texts one ends early; nothing is
     drawn from what is not finite."""
@@ -318,8 +324,8 @@ def test_a_run_is_its_passes_one_by_one(
     sampler, passes, size = Sampler(VOCAB), 7, 8
     chunks = [Chunk([5 - n, 8 + n], 0, text(20 + n, 2 + 3 * n)) for n in range(2)]
     temperature = warp.temperature
-    params = SamplingParams(temperature=temperature, top_k=warp.top_k, top_p=warp.top_p, min_p=warp.min_p, seed=3)
-    params = params.resolve({})
+    filters = {"top_k": warp.top_k, "top_p": warp.top_p, "min_p": warp.min_p}
+    params = SamplingParams(temperature=temperature, seed=3, **filters, **rules).resolve({})
 
     def last() -> Rows:
         """The last row of each, behind the others."""
@@ -340,8 +346,11 @@ def test_a_run_is_its_passes_one_by_one(
         nexts.append(z)
     assert len({*expected[0]}) > 1
     keys = [[request.target_noise.key(index) for index in range(passes)] for request in requests]
+    warps = [sampler.warp(it) or warp for it in requests]
     for ends in ([()] * 2, [(VOCAB + 1, expected[0][2]), ()]):
-        drawn_by = [Continuation(warp, mine if temperature else [], last, passes) for mine, last in zip(keys, ends)]
+        drawn_by = [
+            Continuation(it, mine if temperature else [], last, passes) for it, mine, last in zip(warps, keys, ends)
+        ]
         out = decoder.run(last(), passes, drawn_by).drawn
         stop = expected[0].index(ends[0][1]) + 1 if ends[0] else passes
         assert [drawn.tokens for drawn in out] == [expected[0][:stop], expected[1]]

@@ -11,16 +11,20 @@ import pytest
 import torch
 
 from paceline.core.noise import TargetNoise
+from paceline.core.params import SamplingParams
 from paceline.core.proposer import Continuation, Proposer, ProposerTable
+from paceline.core.request import Request
 from paceline.core.rows import Drawn, Rows
 from paceline.core.warp import Warp
 from paceline.draft.ngram import LookupProposer, NgramIndex
 from paceline.model.native import NativeDecoder
 from paceline.native.build import Unit, library
 from paceline.native.structs import CChains, addresses, integers_in, reals_in
+from paceline.sample.sampler import Sampler
 from tests.model.test_native import checkpoints, native
-from tests.oracle.cases import text
+from tests.oracle.cases import VOCAB, text
 from tests.oracle.rows import Chunk, lay_out
+from tests.sample.cases import SOME_RULES
 
 __all__ = ["checkpoints"]
 pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX2, or no compiler")
@@ -81,22 +85,42 @@ def chain(drafter: NativeDecoder, known: list[int], how: Continuation, most: int
     return tokens
 
 
+def behind(warp: Warp, rules: bool, n: int, said: Sequence[int] = ()) -> Warp:
+    """The warp of one of the texts behind these tokens of its output, with rules or without."""
+    if not rules:
+        return warp
+    filters = {"temperature": warp.temperature, "top_k": warp.top_k, "top_p": warp.top_p, "min_p": warp.min_p}
+    request = Request(n, list(GIVEN[n]), SamplingParams(**{**SOME_RULES, **filters}), seed=n, output=list(said))
+    sampler = Sampler(VOCAB)
+    sampler.admit(request)
+    found = sampler.warp(request)
+    assert found is not None and found.rules is not None
+    return found
+
+
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-@pytest.mark.parametrize("warp", [Warp(0.0), Warp(0.7), Warp(0.7, 40, 0.97)])
+@pytest.mark.parametrize(
+    ("warp", "rules"),
+    [(Warp(0.0), False), (Warp(0.0), True), (Warp(0.7), False), (Warp(0.7, 40, 0.97), True)],
+    ids=["greedy", "greedy rules", "temperature", "filters and rules"],
+)
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
-def test_a_run_with_drafts(checkpoints: dict[str, Path], unit: Unit, warp: Warp, quantize: str | None) -> None:
+def test_a_run_with_drafts(
+    checkpoints: dict[str, Path], unit: Unit, warp: Warp, rules: bool, quantize: str | None
+) -> None:
     """Three texts; of the first the draft model lacks one row, of the third all. The first ends before the others."""
     target, drafter = native(checkpoints["qwen3"], unit, quantize), native(checkpoints["qwen3"], unit)
     weight = drafter.weights.norm.weight
     weight.mul_(1 + 0.55 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
     keys = [[TargetNoise(n).key(index) for index in range(ROOM)] if not warp.greedy else [] for n in range(3)]
-    plain = run(target, [Continuation(warp, mine, (), ROOM) for mine in keys], ROOM)
-    texts = [Continuation(warp, mine[:most], (), most) for mine, most in zip(keys, (6, ROOM, ROOM))]
+    warps = [behind(warp, rules, n) for n in range(3)]
+    plain = run(target, [Continuation(it, mine, (), ROOM) for it, mine in zip(warps, keys)], ROOM)
+    mosts = 6, ROOM, ROOM
+    texts = [Continuation(it, mine[:most], (), most) for it, mine, most in zip(warps, keys, mosts)]
     lacks = [len(GIVEN[0]) - 1, 0, 0]
     fill(drafter, lacks)
-    behind = [Chunk(TABLES[n], lacks[n], GIVEN[n][lacks[n] :]) for n in DRAFTING]
-    rows = lay_out(behind, SIZE, want=[0, len(GIVEN[2])])
-    chains = Chains(drafter, rows, [*DRAFTING], [*MOST], [*WORTH])
+    late = [Chunk(TABLES[n], lacks[n], GIVEN[n][lacks[n] :]) for n in DRAFTING]
+    chains = Chains(drafter, lay_out(late, SIZE, want=[0, len(GIVEN[2])]), [*DRAFTING], [*MOST], [*WORTH])
     out = run(target, texts, PASSES, chains)
     for drawn, how, alone in zip(out, texts, plain):
         assert drawn.tokens == alone.tokens[: len(drawn.tokens)]
@@ -119,7 +143,8 @@ def test_a_run_with_drafts(checkpoints: dict[str, Path], unit: Unit, warp: Warp,
         said = 0
         for drafted, kept in pairs(out[n]):
             deep = min(most, texts[n].most - said - 1)
-            tokens = chain(drafter, GIVEN[n] + out[n].tokens[:said], texts[n], deep, worth, said)
+            how = texts[n]._replace(warp=behind(warp, rules, n, out[n].tokens[:said]))
+            tokens = chain(drafter, GIVEN[n] + out[n].tokens[:said], how, deep, worth, said)
             agreed = next((i for i, (a, b) in enumerate(zip(tokens, plain[n].tokens[said:])) if a != b), len(tokens))
             assert (drafted, kept) == (len(tokens), agreed)
             said += kept + 1

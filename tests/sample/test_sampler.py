@@ -262,9 +262,10 @@ def test_resumed_request_has_the_state_it_had():
 
 
 def test_each_path_token_is_followed_once(monkeypatch):
-    """Draft and verification ask for the same paths; a rejected path leaves nothing behind."""
+    """Draft and verification ask for the same paths, of the processors one by one; a rejected path leaves nothing
+    behind."""
     r = request(presence_penalty=1.0)
-    sampler, z = admitted(r), logits(3)
+    sampler, z = admitted(r), logits(3).double()
     steps = []
     penalties = sampler._chain[5]
     advance = penalties.advance

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TARGET, DRAFT = "target", "draft"
 """Names of the components that an engine has always, and of a small model of the same vocabulary."""
-Ability = Literal["run", "chain", "program", "exit", "embed", "lend", "keys", "join", "state", "narrow"]
+Ability = Literal["run", "chain", "program", "exit", "embed", "lend", "keys", "join", "state", "narrow", "rules"]
 
 
 class Component(Protocol):
@@ -39,7 +39,8 @@ class Component(Protocol):
         """What it can do in addition to the protocol: `run` (`Runs`), `chain` (whole drafts in one call),
         `program` (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`),
         `lend` (`Lends`), `keys` (`KeySource`), `join` (rows whose position is not their place, and that do not see all
-        before them), `state` (`Keeps`), `narrow` (`Narrows`)."""
+        before them), `state` (`Keeps`), `narrow` (`Narrows`), `rules` (runs and chains
+        of texts whose logits change by `core.warp.LogitRules`, too)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""

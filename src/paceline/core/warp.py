@@ -1,8 +1,40 @@
-"""`Warp`: temperature and filters of one request, resolved."""
+"""`Warp`: how one request draws from its logits, resolved. `LogitRules`: what changes them before."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from paceline.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LogitRules:
+    """What changes a text's logits before temperature, by its tokens alone, as it stands behind some of them. The parts
+    apply in this order; each is off as it is by default."""
+
+    allowed: "Tensor | None" = None
+    """The ids that can be drawn, int64."""
+    words: tuple[tuple[int, ...], ...] = ()
+    """Ids of words that must not be completed."""
+    tail: tuple[int, ...] = ()
+    """End of the output, as much as the longest word needs."""
+    left: int = 0
+    """Tokens to come before any of `ends` can be drawn."""
+    ends: tuple[int, ...] = ()
+    bias: "tuple[Tensor, Tensor] | None" = None
+    """Ids, int64, and what is added to their logits, float64."""
+    repetition: float = 1.0
+    presence: float = 0.0
+    frequency: float = 0.0
+    prompt: "Tensor | None" = None
+    """Distinct ids of the prompt, int64, ascending: for the repetition penalty alone."""
+    fresh: tuple[int, ...] = ()
+    """Distinct ids of the output that the prompt does not have."""
+    counts: Mapping[int, int] = field(default_factory=dict)
+    """How often each id of the output occurs in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,6 +45,8 @@ class Warp:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+    rules: LogitRules | None = None
+    """What changes the logits before."""
 
     @classmethod
     def of(cls, params: SamplingParams) -> "Warp":

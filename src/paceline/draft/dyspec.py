@@ -196,12 +196,13 @@ class DySpec(TreeDrafter):
         return self._settle(tree, laws) if tree.law is Law.POINT else self._pop(tree, laws)
 
     def grow(self, trees: Sequence[Tree]) -> list[Tensor]:
-        """Deterministic trees in one native call, a round of a run, where temperature and filters alone make the
+        """Deterministic trees in one native call, a round of a run, where temperature, filters and rules alone make the
         distribution; `_settle` is its twin."""
         left, warm, openings = self.chunk, list[Tree](), list[Opening]()
         for tree in trees:
-            item, warp = tree.ask.item, self.sampler.warp(tree.ask.request)
-            if tree.fresh and tree.law is Law.POINT and warp is not None and tree.known - tree.reach <= left:
+            item, able = tree.ask.item, tree.fresh and tree.law is Law.POINT and tree.known - tree.reach <= left
+            warp = self.sampler.warp(tree.ask.request, tuple(tree.said)) if able else None
+            if warp is not None:
                 left -= tree.known - tree.reach
                 warm.append(tree)
                 [last] = tree.text(tree.known - 1, tree.known)

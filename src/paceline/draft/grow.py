@@ -185,7 +185,8 @@ class HeadDrafter(TreeDrafter):
         return self.forest(trees, self.grow(cold), view)
 
     def warm(self, tree: Tree) -> bool:
-        """Can it be drafted in one native call: is it deterministic, and made by temperature and filters alone?"""
+        """Can it be drafted in one native call: is it deterministic, and do temperature, filters and rules alone make
+        it?"""
         able = self.compiled.stages is not None and tree.law is Law.POINT
         return able and self.sampler.warp(tree.ask.request) is not None
 
@@ -195,10 +196,11 @@ class HeadDrafter(TreeDrafter):
             return False
         items = [tree.ask.item for tree in trees]
         first = {place: contexts[tree.ask.place] for place, tree in enumerate(trees)}
-        openings = [
-            Opening(tree.known, item.depth, item.nodes, tree.ask.request.tokens[tree.known - 1], Warp(0.0))
-            for tree, item in zip(trees, items)
-        ]
+        openings = []
+        for tree, item in zip(trees, items):
+            warp, last = self.sampler.warp(tree.ask.request), tree.ask.request.tokens[tree.known - 1]
+            rules = None if warp is None else warp.rules
+            openings.append(Opening(tree.known, item.depth, item.nodes, last, Warp(0.0, rules=rules)))
         table = self.table(HeadProposer(self, trees, items, first))
         if table is None:
             return False

@@ -202,12 +202,14 @@ class ModelDrafter:
         return tables
 
     def _chains(self, growing: Sequence[Growing]) -> None:
-        """Whole drafts in one native call, where temperature and filters alone make the distribution; the steps below
-        are its twin."""
+        """Whole drafts in one native call, where temperature, filters and rules alone make the distribution; the steps
+        below are its twin."""
         left, warm = self.chunk, []
         for g in growing:
-            warp = self.sampler.warp(g.ask.request)
-            if g.live and g.ask.law is not Law.SAMPLED and warp is not None and g.known - g.reach <= left:
+            if not g.live or g.ask.law is Law.SAMPLED or g.known - g.reach > left:
+                continue
+            warp = self.sampler.warp(g.ask.request, tuple(g.said))
+            if warp is not None and (warp.rules is None or "rules" in self.model.abilities):
                 left -= g.known - g.reach
                 warm.append((g, warp))
         if self.chain is None or not warm:
@@ -343,7 +345,7 @@ class ChainProposer:
             g.reach = len(text)
         logits = self.model.forward(builder.build(self.model.device)).logits
         drawing = [self.growing[turn.place] for turn in turns]
-        refs = [(g.ask.request, tuple[int, ...]()) for g in drawing]
+        refs = [(g.ask.request, (*t.said, *g.tokens)) for t, g in zip(turns, drawing)]
         scores = self.sampler.scores(refs, logits)
         keys = [t.how.keys[len(t.said) + len(g.tokens)] if t.how.keys else 0 for t, g in zip(turns, drawing)]
         drawn = self.sampler.draw(refs, scores, keys)

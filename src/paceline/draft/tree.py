@@ -302,7 +302,7 @@ class TreeDrafter:
         return fresh
 
     def _level(self, places: list[tuple[Tree, int]], logits: Tensor, tables: list[Tensor]) -> None:
-        refs = [(tree.ask.request, tree.path(place)) for tree, place in places]
+        refs = [(tree.ask.request, (*tree.said, *tree.path(place))) for tree, place in places]
         scores = self.sampler.scores(refs, logits)
         if any(tree.judged_by_q for tree, _ in places):
             base = sum(len(table) for table in tables)

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from paceline.core.component import Component
+from paceline.core.component import TARGET, Component
 from paceline.core.forest import Forest
 from paceline.core.plan import Item
 from paceline.core.request import Request, TokenLogprob
@@ -25,11 +25,12 @@ class Judge:
         self._verifiers: dict[str, Verifier] = {}
 
     def judge_free(self, request: Request) -> bool:
-        """Can several passes run without a judge between them? Only if temperature and filters alone make the
-        distribution from the logits and nothing else of a pass is wanted."""
-        p = request.params
+        """Can several passes run without a judge between them? Only if temperature, filters and rules that the target
+        can apply alone make the distribution from the logits and nothing else of a pass is wanted."""
+        p, warp = request.params, self.sampler.warp(request)
         told = p.logprobs is not None or p.prompt_logprobs is not None
-        return VERIFIERS.card(request.verifier).runs and not told and self.sampler.warp(request) is not None
+        able = warp is not None and (warp.rules is None or "rules" in self.components[TARGET].abilities)
+        return VERIFIERS.card(request.verifier).runs and not told and able
 
     def judge(self, items: Sequence[Item], forest: Forest, layout: Layout, out: Out, rows: Rows) -> Verdict:
         """The verdict on every item; next_token None where the text is not complete, -1 where every token was

@@ -70,7 +70,7 @@ class NativeDecoder(Decoder):
         assert found is not None, "the packing was chosen where there is no native library"
         self.library = found
         if not spec.recurrent:
-            self.abilities |= {"run", "chain"}  # no state is moved between the passes of a call
+            self.abilities |= {"run", "chain", "rules"}  # no state is moved between the passes of a call
         self.turned, self.passes = 0, 0
         mixtures = spec.mixtures
         self.loads = torch.zeros(len(spec.layers), 1 + max((it.count for it in mixtures), default=0), dtype=torch.int64)

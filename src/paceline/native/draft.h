@@ -39,6 +39,8 @@ struct Chain {  // a draft in the making
   double worth;
   const i64* keys;  // of each token
   i64* tokens;
+  const i64* said = nullptr;  // tokens behind the text that its rules are of
+  i64 before = 0;             // how many
   i64 count = 0;
   double chance = 1;
 };
@@ -56,8 +58,12 @@ static void draft(const Model& m, const Pass& p, std::vector<Chain>& chains, dou
     parallel(m.threads, live.size(), [&](i64 r) {
       static thread_local Room bounds, law;
       Chain& chain = chains[live[r]];
-      const float* z = pass.logits + r * m.vocab;
+      float* z = pass.logits + r * m.vocab;
       float top;
+      if (chain.warp.rules) {
+        auto mine = [&](i64 j) { return chain.tokens[j]; };
+        edit(z, m.vocab, *chain.warp.rules, path_of(chain.said, chain.before, chain.count - 1, mine, [](i64 j) { return j - 1; }));
+      }
       i64& token = chain.tokens[chain.count];
       if (chain.warp.temperature > 0) {
         const uint64_t key = chain.keys[chain.count];
@@ -117,6 +123,9 @@ struct Tree {
   i64 most, deepest;  // nodes; depth from which on no distribution is computed
   Warp warp;
   double least, gain;
+  const i64* said = nullptr;  // tokens behind the text that its rules are of
+  i64 before = 0;             // how many
+  const i64* word = nullptr;  // ids of a draft vocabulary, which the nodes' tokens are places in; or null
   std::vector<Place> places = {};
   std::vector<Sprout> nodes = {}, laid = {};  // laid: those of the last pass
   bool ended = false;
@@ -229,6 +238,12 @@ static void grow(const Model& m, const Pass& p, std::vector<Tree>& trees, const 
       const i64 node = whose[r].second;
       const float chance = node < 0 ? 1 : tree.nodes[node].chance;
       if (node >= 0) tree.places[tree.nodes[node].place].below[tree.nodes[node].rank] = tree.places.size();
+      if (tree.warp.rules) {
+        auto token = [&](i64 j) { return tree.word ? tree.word[tree.nodes[j].token] : tree.nodes[j].token; };
+        auto parent = [&](i64 j) { return tree.nodes[j].parent; };
+        const auto& path = path_of(tree.said, tree.before, node, token, parent);
+        edit(pass.logits + r * m.vocab, m.vocab, *tree.warp.rules, path, tree.word);
+      }
       tree.places.push_back(law(pass.logits + r * m.vocab, m.vocab, tree.warp, limits.children, chance));
     }
     laid.clear(), whose.clear(), above.clear();

@@ -1,7 +1,7 @@
 // Drawing tokens: core/noise.py and sample/race.py are the slow twins.
 #pragma once
 
-#include "base.h"
+#include "rules.h"
 
 #include <functional>
 
@@ -9,6 +9,7 @@ extern "C" {
 struct Warp {  // of a row: core/warp.py. Temperature 0: greedy
   double temperature, min_p, top_p;
   i64 top_k;
+  const Rules* rules;  // or null; applied before the functions below
   bool filters() const { return top_k > 0 || top_p < 1 || min_p > 0; }
 };
 }
@@ -221,6 +222,15 @@ static i64 drawn(const float* x, i64 n, const Warp& warp, uint64_t key, Room& la
 // Rows of logits x [rows][width] to log p of the distribution that each draws from: sample/filters.py is the slow twin
 extern "C" void paceline_law(const float* x, i64 rows, i64 width, const Warp* warp, i64 threads, float* to) {
   parallel(threads, rows, [=](i64 r) { log_law(x + r * width, width, warp[r], to + r * width); });
+}
+
+// Rows of logits x [rows][width] as the rules of their texts change them, each behind its path: `length` tokens of `path`
+extern "C" void paceline_edit(float* x, i64 rows, i64 width, const Warp* warp, const i64* path, const i64* length, i64 threads) {
+  std::vector<i64> first(rows);
+  for (i64 r = 1; r < rows; r++) first[r] = first[r - 1] + length[r - 1];
+  parallel(threads, rows, [&](i64 r) {
+    if (warp[r].rules) edit(x + r * width, width, *warp[r].rules, {path + first[r], path + first[r] + length[r]});
+  });
 }
 
 extern "C" void paceline_winners(const float* x, i64 rows, i64 width, i64 threads, i64* winners) {

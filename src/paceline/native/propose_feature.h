@@ -160,7 +160,7 @@ void paceline_features_propose(FeatureTrees* s, i64 turns, const Turn* turn, Dra
       const i64 at = j - 1, slot = j ? table[t][at / m.block_size] * m.block_size + at % m.block_size : 0;
       for (i64 d = 0; d < m.hidden; d++) growth.feature.push_back(j ? Cache::wide(e.features[slot * m.hidden + d]) : 0);
     }
-    trees.push_back({nodes, it.room, it.sharper(s->sharp), s->least[it.place], s->gain[it.place]});
+    trees.push_back({nodes, it.room, it.sharper(s->sharp), s->least[it.place], s->gain[it.place], it.tokens, it.said, e.word});
     whose.push_back(t);
     s->reach[it.place] = it.known();
   }

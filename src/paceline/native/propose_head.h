@@ -111,6 +111,12 @@ void paceline_heads_propose(Heads* s, i64 turns, const Turn* turn, Draft* drafts
     for (i64 r = 0; r < rows; r++) {
       const Place& it = level[r];
       const i64 *parent = s->parent, *end = parent + size[it.turn];
+      if (const Rules* rules = turn[it.turn].warp.rules) {
+        auto token = [&](i64 j) { return drafts[it.turn].token[j]; };
+        auto above_of = [&](i64 j) { return drafts[it.turn].parent[j]; };
+        const auto& path = path_of(turn[it.turn].tokens, turn[it.turn].said, it.node, token, above_of);
+        edit(&logits[r * words], words, *rules, path, s->word);
+      }
       Likeliest likeliest{&logits[r * words], std::count(parent, end, it.shape)};
       ::each(words, [&](i64 i, __mmask16 k) { likeliest.offer(i, _mm512_maskz_loadu_ps(k, &logits[r * words + i]), k); });
       Draft& draft = drafts[it.turn];

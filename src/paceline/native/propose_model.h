@@ -22,7 +22,7 @@ void paceline_chains_propose(Chains* s, i64 turns, const Turn* turn, Draft* draf
     const i64 nodes = std::min({s->nodes[it.place], it.room, it.most});
     if (nodes <= 0) continue;
     lacking(rows, *s->behind, it, s->reach[it.place]);
-    chains.push_back({nodes, it.warp, s->least[it.place], it.keys, drafts[t].token});
+    chains.push_back({nodes, it.warp, s->least[it.place], it.keys, drafts[t].token, it.tokens, it.said});
     whose.push_back(t);
     s->reach[it.place] = it.known();
   }

@@ -26,7 +26,7 @@ void paceline_trees_propose(Trees* s, i64 turns, const Turn* turn, Draft* drafts
     s->computed[it.place] = 0;
     if (nodes <= 0) continue;
     lacking(rows, *s->behind, it, s->reach[it.place]);
-    trees.push_back({nodes, it.room, it.sharper(s->sharp), s->least[it.place], s->gain[it.place]});
+    trees.push_back({nodes, it.room, it.sharper(s->sharp), s->least[it.place], s->gain[it.place], it.tokens, it.said});
     whose.push_back(t);
     s->reach[it.place] = it.known();
   }

@@ -17,7 +17,7 @@ struct Turn {  // one text before a pass
   const i64 *tokens, *keys, *table;  // those said; noise of the next ones; blocks
   const float* hidden;  // of the row that the last of those said was drawn from, the run's first tap; null: none is said
   i64 taps;             // numbers from there to the same of the next tap
-  Warp sharper(double sharp) const { return warp.temperature > 0 ? warp : Warp{sharp, 0, 1, 0}; }  // where it is greedy
+  Warp sharper(double sharp) const { return warp.temperature > 0 ? warp : Warp{sharp, 0, 1, 0, warp.rules}; }  // where it is greedy
   i64 last() const { return said ? tokens[said - 1] : root; }
   i64 known() const { return base + 1 + said; }  // tokens of the text: where the nodes' slots begin
 };

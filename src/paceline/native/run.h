@@ -109,6 +109,11 @@ struct Runner {
       static thread_local Room bounds, law;
       const i64 i = whose[r], node = r - texts[i].first - 1;
       const i64 depth = node < 0 ? 0 : drafts[texts[i].turn].depth[node];
+      if (const Rules* rules = run.warp[i].rules) {
+        auto token = [&](i64 j) { return drafts[texts[i].turn].token[j]; };
+        auto parent = [&](i64 j) { return drafts[texts[i].turn].parent[j]; };
+        edit(pass.logits + r * m.vocab, m.vocab, *rules, path_of(run.tokens + i * run.room, texts[i].drawn, node, token, parent));
+      }
       won[r] = drawn(pass.logits + r * m.vocab, m.vocab, run.warp[i], keys(i)[depth], law, bounds);
     });
   }

@@ -113,8 +113,34 @@ MOST_NODES = 64
 """Maximum number of nodes in one draft (proposer.h)."""
 
 
+class CRules(Structure):
+    _fields_ = [
+        *integers("allowed"),
+        *pointers("allow"),
+        *integers("words"),
+        *((name, POINTER(c_int64)) for name in ("size", "word")),
+        *integers("tailed"),
+        ("tail", POINTER(c_int64)),
+        *integers("left", "ends"),
+        ("end", POINTER(c_int64)),
+        *integers("biased"),
+        *pointers("bias_of", "bias"),
+        *doubles("repetition", "presence", "frequency"),
+        *integers("known"),
+        *pointers("prompt"),
+        *integers("fresh"),
+        ("fresh_token", POINTER(c_int64)),
+        *integers("counted"),
+        *((name, POINTER(c_int64)) for name in ("token", "times")),
+    ]
+
+
 class CWarp(Structure):
-    _fields_ = [*doubles("temperature", "min_p", "top_p"), *integers("top_k")]
+    _fields_ = [
+        *doubles("temperature", "min_p", "top_p"),
+        *integers("top_k"),
+        ("rules", POINTER(CRules)),
+    ]
 
 
 class WarpLike(Protocol):
@@ -128,11 +154,32 @@ class WarpLike(Protocol):
     def top_p(self) -> float: ...
     @property
     def min_p(self) -> float: ...
+    @property
+    def rules(self) -> Any: ...
+
+
+def ruled(rules: Any) -> CRules:
+    """Structure that says the same as `core.warp.LogitRules`, whose tensors must outlive it."""
+    ids, numbers = (None, None) if rules.bias is None else rules.bias
+    allowed, prompt = rules.allowed, rules.prompt
+    return CRules(
+        -1 if allowed is None else len(allowed), None if allowed is None else allowed.data_ptr(),
+        len(rules.words), integers_in([len(word) for word in rules.words]),
+        integers_in([token for word in rules.words for token in word]),
+        len(rules.tail), integers_in(rules.tail), rules.left, len(rules.ends), integers_in(rules.ends),
+        0 if ids is None else len(ids), None if ids is None else ids.data_ptr(),
+        None if numbers is None else numbers.data_ptr(),
+        rules.repetition, rules.presence, rules.frequency,
+        0 if prompt is None else len(prompt), None if prompt is None else prompt.data_ptr(),
+        len(rules.fresh), integers_in(rules.fresh),
+        len(rules.counts), integers_in([*rules.counts]), integers_in([*rules.counts.values()]),
+    )  # fmt: skip
 
 
 def warped(warp: WarpLike) -> CWarp:
-    """Structure that says the same."""
-    return CWarp(warp.temperature, warp.min_p, warp.top_p, min(warp.top_k, (1 << 31) - 1))
+    """Structure that says the same; the tensors of its rules must outlive it."""
+    rules = None if warp.rules is None else ctypes.pointer(ruled(warp.rules))
+    return CWarp(warp.temperature, warp.min_p, warp.top_p, min(warp.top_k, (1 << 31) - 1), rules)
 
 
 def warps_in(warps: Sequence[WarpLike]) -> "ctypes.Array[CWarp]":
@@ -298,6 +345,8 @@ def declare(library: ctypes.CDLL) -> ctypes.CDLL:
     library.paceline_race.restype = None
     library.paceline_law.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_int64, c_void_p]
     library.paceline_law.restype = None
+    library.paceline_edit.argtypes = [c_void_p, c_int64, c_int64, c_void_p, c_void_p, c_void_p, c_int64]
+    library.paceline_edit.restype = None
     library.paceline_draft.argtypes = [POINTER(CModel), POINTER(CPass), c_int64, c_void_p, c_void_p, c_void_p]
     library.paceline_draft.argtypes += [c_void_p, c_double, c_double, c_void_p, c_void_p]
     library.paceline_draft.restype = None

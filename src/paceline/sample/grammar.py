@@ -329,6 +329,9 @@ class Structure:
                 row.masked_fill_(~state.parse.mask(state).to(row.device), float("-inf"))
         return logits
 
+    def rules(self, state: Place) -> None:
+        return None
+
 
 class Speller:
     """llguidance's own tokenizer, but for texts that a special token is written as: it spells those with ordinary

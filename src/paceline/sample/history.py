@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -69,6 +70,12 @@ class Penalties:
                 row[torch.tensor(list(state.counts))] -= state.presence + state.frequency * times
         return logits
 
+    def rules(self, state: Seen) -> Mapping[str, Any]:
+        return {
+            "repetition": state.repetition, "presence": state.presence, "frequency": state.frequency,
+            "prompt": state.prompt, "fresh": state.fresh, "counts": state.counts,
+        }  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class PathText:
@@ -99,6 +106,9 @@ class Custom:
             if state is not None:
                 logits[i] = self._call(state, logits[i])
         return logits
+
+    def rules(self, state: PathText) -> None:
+        return None
 
     def _call(self, state: PathText, row: Tensor) -> Tensor:
         try:

@@ -4,7 +4,7 @@ A processor never learns whether it works on a draft: `start` reads a request's 
 token down a path, and states are values, so siblings of a token tree do not see one another.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -30,6 +30,9 @@ class Processor(Protocol):
     def apply(self, states: Sequence[Any], logits: Tensor) -> Tensor:
         """Process logits [L, V], row i by states[i] (None: leave the row). They are the sampler's own copy and may
         be written in place."""
+
+    def rules(self, state: Any) -> Mapping[str, Any] | None:
+        """Its part of `LogitRules` at this state; None: they cannot say it."""
 
 
 def scatter(logits: Tensor, ids: Sequence[Sequence[int]], value: float) -> Tensor:
@@ -64,11 +67,15 @@ class AllowedTokens:
                 row[allowed] = kept
         return logits
 
+    def rules(self, state: Tensor) -> Mapping[str, Any]:
+        return {"allowed": state}
+
 
 class Words:
     """The words that must not be completed, by the token before the last."""
 
     def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
+        self.all = tuple(words)
         self.need = max(map(len, words)) - 1
         """Tokens of the output's end that the longest of them needs."""
         self.single = [w[0] for w in words if len(w) == 1]
@@ -143,6 +150,9 @@ class BadWords:
     def apply(self, states: Sequence[Tail | None], logits: Tensor) -> Tensor:
         return scatter(logits, [() if state is None else state.completions() for state in states], float("-inf"))
 
+    def rules(self, state: Tail) -> Mapping[str, Any]:
+        return {"words": state.words.all, "tail": state.tail}
+
 
 def spellings(encode: Encode, word: str) -> list[tuple[int, ...]]:
     """A text as it is written, and with the space before it toggled; none for the empty text."""
@@ -183,6 +193,9 @@ class MinTokens:
     def apply(self, states: Sequence[Wait | None], logits: Tensor) -> Tensor:
         return scatter(logits, [state.ids if state and state.left else () for state in states], float("-inf"))
 
+    def rules(self, state: Wait) -> Mapping[str, Any]:
+        return {"left": state.left, "ends": state.ids}
+
 
 class LogitBias:
     """Adds `logit_bias`; -inf forbids a token."""
@@ -201,3 +214,6 @@ class LogitBias:
             if state is not None:
                 row[state[0]] += state[1].to(row)
         return logits
+
+    def rules(self, state: tuple[Tensor, Tensor]) -> Mapping[str, Any]:
+        return {"bias": state}

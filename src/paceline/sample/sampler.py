@@ -8,7 +8,7 @@ top-k and its like choose among those that are left. Rows are independent of one
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch import Tensor
 
 from paceline.core.errors import InputError
 from paceline.core.request import Request
-from paceline.core.warp import Warp
+from paceline.core.warp import LogitRules, Warp
 from paceline.sample.chunks import chunks
+from paceline.sample.edited import edited
 from paceline.sample.filters import boundary, law
 from paceline.sample.grammar import Grammars, Place, Structure
 from paceline.sample.history import Custom, Penalties
@@ -40,6 +41,8 @@ class _Slot:
     warp: Warp
     live: tuple[int, ...]
     """Places in the chain of the processors this request uses."""
+    ruled: bool
+    """Can `LogitRules` say what all of these do?"""
     paths: dict[Path, tuple[Any, ...]] = field(default_factory=dict)
 
 
@@ -73,7 +76,8 @@ class Sampler:
         states = [processor.start(request) for processor in self._chain]
         self._checked = request.params
         live = tuple(i for i, state in enumerate(states) if state is not None)
-        self._slots[request.id] = _Slot(Warp.of(request.params), live, {(): tuple(states[i] for i in live)})
+        ruled = all(self._chain[i].rules(states[i]) is not None for i in live)
+        self._slots[request.id] = _Slot(Warp.of(request.params), live, ruled, {(): tuple(states[i] for i in live)})
         for token in request.output:
             self.commit(request, (token,))
 
@@ -114,7 +118,8 @@ class Sampler:
         warps = [slots[i].warp for i in sampled]
         part = logits if len(sampled) == len(slots) else logits[sampled]
         log_p = law(part, warps)
-        if any(slot.live for slot in slots):  # an emptied row has no distribution: keep it all -inf, not NaN
+        # An emptied row has no distribution: keep it all -inf, not NaN, which it is in all places
+        if any(slot.live for slot in slots) and bool(log_p[:, 0].isnan().any()):
             log_p = log_p.masked_fill(part.amax(-1, keepdim=True) == float("-inf"), float("-inf"))
         if len(sampled) == len(slots):
             return log_p
@@ -141,11 +146,17 @@ class Sampler:
         """Does it draw without noise?"""
         return self._slots[request.id].warp.greedy
 
-    def warp(self, request: Request) -> Warp | None:
-        """The request's temperature and filters if they alone make the distribution from the logits; None where
-        anything else does too."""
+    def warp(self, request: Request, path: Path = ()) -> Warp | None:
+        """The request's temperature, filters and rules, as they stand behind `path`, if they alone make the
+        distribution from the logits; None where anything else does too."""
         slot = self._slots[request.id]
-        return None if slot.live else slot.warp
+        return self._warp(slot, path) if slot.ruled else None
+
+    def _warp(self, slot: _Slot, path: Path = ()) -> Warp:
+        if not slot.live:
+            return slot.warp
+        parts = [self._chain[i].rules(state) for i, state in zip(slot.live, self._states(slot, path))]
+        return replace(slot.warp, rules=LogitRules(**{k: v for part in parts for k, v in (part or {}).items()}))
 
     def possible(self, request: Request, path: Path, token: int) -> bool:
         """Does the request's grammar, if it has one, allow `token` after the candidates `path`? No, too, where the
@@ -246,6 +257,15 @@ class Sampler:
         used = {i for slot in slots for i in slot.live}
         if not used:
             return logits
+        if all(slot.ruled for slot in slots):
+            warps = {request.id: self._warp(slot) for slot, (request, _) in zip(slots, rows)}
+            changed = edited(logits, [warps[request.id] for request, _ in rows], [path for _, path in rows])
+            if changed is not None:
+                return changed
+        return self._processed(slots, rows, logits, used)
+
+    def _processed(self, slots: Sequence[_Slot], rows: Sequence[RowRef], logits: Tensor, used: set[int]) -> Tensor:
+        """The processors one by one, on a copy."""
         logits = logits.clone()
         at = [
             dict(zip(slot.live, self._states(slot, path))) if slot.live else {} for slot, (_, path) in zip(slots, rows)
