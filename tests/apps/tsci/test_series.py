@@ -222,6 +222,12 @@ def test_points_and_commas_that_contradict_each_other_are_refused(tmp_path: Path
         read_series(write(tmp_path, text))
 
 
+def test_rows_of_unequal_length_without_headings_are_refused(tmp_path: Path) -> None:
+    text = "".join(f"{d},${'1,003.37' if n % 3 else '990.10'},ok\n" for n, d in enumerate(DAYS))
+    with pytest.raises(ValueError, match="row 1: its cells are not 4 as in most rows"):
+        read_series(write(tmp_path, text))
+
+
 def test_a_long_table_holds_several_series(tmp_path: Path) -> None:
     rows_ = [f"{d},{shop},{n + 100 * (shop == 'Bonn')}" for n, d in enumerate(DAYS) for shop in ("Kiel", "Bonn")]
     path = write(tmp_path, "date,shop,sold\n" + "\n".join(rows_) + "\n")
