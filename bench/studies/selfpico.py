@@ -1,26 +1,35 @@
 """SelfPiCo: lines that run, by predictor, with 95 % intervals over fragments.
 
-    python bench/studies/selfpico.py [--packages flask,black] [--folder SNIPPETS] [--model URL] [--rounds 8] [--most N]
+    python bench/studies/selfpico.py [--packages flask,black] [--folder SNIPPETS [--each-folder 20]] [--model URL]
+        [--rounds 8] [--most N] [--record FILE.jsonl]
 
 Rows: nothing, an unknown object for everything, and the search with the table of types, with its words in one order
-(without the model), and with the model (`--model`: a server). Each fragment's share of lines counts equally; `of all
-lines` weighs by length, as the paper does. Differences are fragment by fragment. Bodies are cut from installed packages
-by seed; `--folder` takes every .py file of a folder, and those that are not Python 3 count as 0 lines run.
+(without the model), and with the model (`--model`: a server); a row that ends in `+call` also calls the functions that
+nobody calls. Each fragment's share of lines counts equally; `of all lines` weighs by length, as the paper does.
+Differences are fragment by fragment. Bodies are cut from installed packages by seed; `--folder` takes every .py file of
+a folder, or so many of each folder in it, and those that are not Python 3 count as 0 lines run. Fragments come in an
+order drawn by seed, so what a run that was ended has recorded is a fair sample. With `--record` each result is a JSON
+line, and the same command goes on where it ended; `--report` reads the file alone.
 """
 
 import argparse
 import asyncio
+import json
+import random
 import sys
-import time
 from pathlib import Path
+from typing import Any
 
 from bench.studies.intervals import paired, shown
-from paceline.apps.common.client import AppClient
+from paceline.apps.common.client import AppClient, Nobody
 from paceline.apps.selfpico.command import PICO_ALONE, PICO_OBJECT, PREDICTORS, predictor
 from paceline.apps.selfpico.cut import Fragment, bodies
-from paceline.apps.selfpico.fragment import Ran
+from paceline.apps.selfpico.fragment import PicoRunner
 from paceline.apps.selfpico.predict import PicoModel
-from paceline.apps.selfpico.study import Study, coverage
+
+CALLED_ROW = "+call"
+Recorded = dict[tuple[str, str], dict[str, Any]]
+"""By row and fragment."""
 
 
 def main() -> None:
@@ -28,54 +37,100 @@ def main() -> None:
     parser.add_argument("--packages", default="")
     parser.add_argument("--each", type=int, default=50)
     parser.add_argument("--folder", type=Path)
+    parser.add_argument("--each-folder", type=int, default=0)
     parser.add_argument("--most", type=int, default=10**6)
     parser.add_argument("--model", default="", help="address of a server")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--width", type=int, default=4)
+    parser.add_argument("--width", type=int, default=1)
     parser.add_argument("--rows", default=f"nothing,{PICO_OBJECT},table,{PICO_ALONE}")
+    parser.add_argument("--record", type=Path)
+    parser.add_argument("--report", action="store_true")
     given = parser.parse_args()
     rows = [name for name in given.rows.split(",") if name]
-    if unknown := set(rows) - set(PREDICTORS) | ({"selfpico"} & set(rows)):
+    if unknown := {row.removesuffix(CALLED_ROW) for row in rows} - set(PREDICTORS) | ({"selfpico"} & set(rows)):
         parser.error(f"there is no row {min(unknown)}; --model adds the model's")
+    kept = read(given.record)
+    if given.report:
+        report(kept)
+        return
     fragments = [f for name in given.packages.split(",") if name for f in bodies(name, given.each)]
     if given.folder:
-        fragments += [Fragment(p.name, p.read_text(encoding="utf-8")) for p in sorted(given.folder.rglob("*.py"))]
+        fragments += of_folder(given.folder, given.each_folder)
     if not fragments or not (rows or given.model):
         parser.error("there is nothing to run; give --packages or --folder, and --rows or --model")
-    study = Study(fragments[: given.most])
-    asyncio.run(run(study, given, rows))
-    report(study.ran)
+    random.Random(0).shuffle(fragments)
+    asyncio.run(run(fragments[: given.most], given, rows, kept))
+    report(kept)
 
 
-async def run(study: Study, given: argparse.Namespace, rows: list[str]) -> None:
-    for name in rows:
-        began = time.monotonic()
-        await study.run(predictor(name), given.rounds, given.width, lambda: None)
-        print(f"{name}: {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
-    if given.model:
-        async with AppClient(given.model, timeout_s=600) as client:
-            await study.run(PicoModel(client), given.rounds, given.width, lambda: None)
+def of_folder(folder: Path, each: int) -> list[Fragment]:
+    """Every Python file, or `each` of each folder."""
+    paths = sorted(folder.rglob("*.py"))
+    if each:
+        groups: dict[Path, list[Path]] = {}
+        for path in paths:
+            groups.setdefault(path.parent, []).append(path)
+        paths = [p for group in groups.values() for p in random.Random(0).sample(group, min(each, len(group)))]
+    return [Fragment(str(p.relative_to(folder)), p.read_text(encoding="utf-8")) for p in paths]
+
+
+def read(path: Path | None) -> Recorded:
+    if path is None or not path.exists():
+        return {}
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]
+    return {(each["row"], each["fragment"]): each for each in found}
+
+
+async def run(fragments: list[Fragment], given: argparse.Namespace, rows: list[str], kept: Recorded) -> None:
+    slots = asyncio.Semaphore(given.width)
+    runners = {
+        row: PicoRunner(predictor(row.removesuffix(CALLED_ROW)), given.rounds, calls=row.endswith(CALLED_ROW))
+        for row in rows
+    }
+    async with AppClient(given.model, timeout_s=600) if given.model else Nobody() as client:
+        if given.model:
+            runners["selfpico"] = PicoRunner(PicoModel(client), given.rounds)
+
+        async def one(fragment: Fragment) -> None:
+            async with slots:
+                for row, runner in runners.items():
+                    if (row, fragment.name) in kept:
+                        continue
+                    ran = await runner.run(fragment.name, fragment.source)
+                    made = {"row": row, "fragment": fragment.name, "lines": len(ran.lines), "ran": len(ran.ran),
+                            "end": ran.end, "stopped": ran.stopped, "problem": ran.problem, "runs": ran.runs,
+                            "sure": sum(f.sure for f in ran.findings)}  # fmt: skip
+                    kept[row, fragment.name] = made
+                    if given.record:
+                        with given.record.open("a", encoding="utf-8") as file:
+                            file.write(json.dumps(made) + "\n")
+
+        await asyncio.gather(*map(one, fragments))
+        if given.model:
             print(client.tally.as_dict(), file=sys.stderr)
 
 
-def report(ran: dict[str, list[Ran]]) -> None:
-    first = next(iter(ran.values()))
-    good = [n for n, r in enumerate(first) if r.lines]
-    print(f"{len(first)} fragments, {len(good)} of them Python 3")
-    for name, found in ran.items():
-        kept = [found[n] for n in good]
-        figures = coverage(kept)
-        runs = sum(r.runs for r in kept) / len(kept)
+def report(kept: Recorded) -> None:
+    """Figures of the fragments that every row has."""
+    rows = list(dict.fromkeys(row for row, _ in kept))
+    names = [name for name in dict.fromkeys(name for _, name in kept) if all((row, name) in kept for row in rows)]
+    good = [name for name in names if kept[rows[0], name]["lines"]]
+    print(f"{len(names)} fragments, {len(good)} of them Python 3")
+    shares = {row: [kept[row, n]["ran"] / kept[row, n]["lines"] for n in good] for row in rows}
+    for row in rows:
+        found = [kept[row, name] for name in good]
+        lines, ran = sum(each["lines"] for each in found), sum(each["ran"] for each in found)
+        ends = sum(each["end"] is None and each["stopped"] is None and not each["problem"] for each in found)
         print(
-            f"{name:18} mean share {shown([r.share for r in kept])}; of all lines {figures['of_all_lines']:.3f}; "
-            f"{figures['to_the_end']} to the end; {runs:.1f} runs each; "
-            f"all fragments {sum(r.share for r in found) / len(found):.3f}",
+            f"{row:22} mean share {shown(shares[row])}; of all lines {ran / lines:.3f} of {lines}; {ends} to the end; "
+            f"{sum(each['runs'] for each in found) / len(found):.1f} runs each; all fragments "
+            f"{sum(shares[row]) / len(names):.3f}",
             flush=True,
         )
-    for name, found in ran.items():
-        for other, theirs in ran.items():
-            if list(ran).index(other) < list(ran).index(name) and other != "nothing":
-                print(f"{name} - {other}: {paired([found[n].share for n in good], [theirs[n].share for n in good])}")
+    for at, row in enumerate(rows):
+        for other in rows[:at]:
+            if other != "nothing":
+                print(f"{row} - {other}: {paired(shares[row], shares[other])}")
 
 
 if __name__ == "__main__":

@@ -3,8 +3,8 @@
     python bench/studies/workflow_order.py [--order order.safetensors] [--seeds 5] [--graphs 60]
 
 Each seed is a stream of random graphs; figures are mean completion over HEFT's on the same stream, swept over the rate
-of arrivals, the noise of times and how unlike the processors are, each about the middle of the other two. Without
-`--order` the row `untrained` alone stands for the network: the rule it begins with. `random` and `least left` (the
+of arrivals, the noise of times and how unlike the processors are, each about the middle of the other two. `--order` is
+by default the shipped one; the row `untrained` is the rule that the network begins with. `random` and `least left` (the
 workflow with the least mean seconds left first) show what any other order than the rank brings.
 """
 
@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from scipy import stats
 
-from paceline.cluster.learn.order import LearnedOrder, OrderNetwork, load
+from paceline.cluster.learn.order import SHIPPED_ORDER, LearnedOrder, OrderNetwork, load
 from paceline.cluster.learn.scenes import Scene, scene
 from paceline.cluster.workflow.heft import Order, Ranks
 from paceline.cluster.workflow.tasks import Instance, Task
@@ -54,12 +54,12 @@ class Least:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--order", type=Path)
+    parser.add_argument("--order", type=Path, default=SHIPPED_ORDER)
     parser.add_argument("--seeds", type=int, default=5)
     parser.add_argument("--graphs", type=int, default=60)
     given = parser.parse_args()
     torch.manual_seed(0)
-    networks = {"untrained": OrderNetwork(), **({"learned": load(given.order)} if given.order else {})}
+    networks = {"untrained": OrderNetwork(), "learned": load(given.order)}
     orders: dict[str, Callable[[Scene], Order]] = {
         "random": lambda s: Random(0),
         "first come": lambda s: First(),

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 from paceline.cli import app
 from paceline.cli.train import COMMANDS
 from paceline.cluster.learn.dispatcher import load as load_dispatcher
+from paceline.cluster.learn.order import SHIPPED_ORDER
 from paceline.cluster.learn.order import load as load_order
 
 
@@ -41,13 +42,18 @@ def test_a_rule_is_trained_and_kept(tmp_path: Path) -> None:
     load_dispatcher(path)
 
 
+def test_weights_of_the_learned_planner_are_shipped_with_their_card() -> None:
+    assert load_order()
+    assert SHIPPED_ORDER.name in (SHIPPED_ORDER.parent / "README.md").read_text(encoding="utf-8")
+
+
 def test_routing_refuses_what_it_cannot_do(tmp_path: Path) -> None:
     url = "http://127.0.0.1:9"
     for args, says in (
         ([url, url], "named twice"),
         ([url, "--slots", "0"], "slots must be"),
         ([url, "--planner", "best"], "Unknown workflow planner"),
-        ([url, "--planner", "learned"], "needs a trained order"),
+        ([url, "--policy", "heft", "--order", str(tmp_path)], "takes none"),
         ([url, "--alpha", "3"], "alpha is 3"),
         (["ftp://x"], "url is"),
         ([url, "--log", str(tmp_path)], "cannot be written"),

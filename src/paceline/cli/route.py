@@ -15,21 +15,24 @@ if TYPE_CHECKING:
     from paceline.cluster.workflow.policies import MakeOrder
 
 
-def _route(help: str, **more: Any) -> Any:
-    return option(help, "Planning", **more)
+def _route(help: str, *names: str, **more: Any) -> Any:
+    return option(help, "Planning", *names, **more)
 
 
 @dataclass(frozen=True, slots=True)
 class RouteArgs:
     """How calls are planned."""
 
-    planner: Annotated[str, _route("hexgen, hexgen+fcfs, balanced+urgency, rr+fcfs, heft, ...", show_default=True)] = (
-        "hexgen"
-    )
+    planner: Annotated[
+        str,
+        _route("hexgen, hexgen+fcfs, shortest+fcfs, heft, learned, ...", "--planner", "--policy", show_default=True),
+    ] = "hexgen"
     slots: Annotated[int, _route("Calls at once on each engine.", show_default=True)] = 4
     alpha: Annotated[float, _route("Of hexgen: speed against balance; tuned as it runs.", show_default=True)] = 0.3
     patience: Annotated[float, _route("Seconds after which a call that waits goes first.", show_default=True)] = 120.0
-    order: Annotated[Path | None, _route("Weights for planner learned, from paceline train workflow-order.")] = None
+    order: Annotated[
+        Path | None, _route("Weights for planner learned, from paceline train workflow-order. Default: those shipped.")
+    ] = None
     tune: Annotated[int, _route("Number of workflows after which alpha is tuned; 0: never.", show_default=True)] = 50
     log: Annotated[Path | None, _route("Write what came and what was decided, one JSON object a line.")] = None
     engine_key: Annotated[str | None, _route("Bearer token of the engines.")] = None
@@ -70,12 +73,16 @@ def route(urls: Sequence[str], args: RouteArgs, shell: Any, port: int) -> None:
         raise InputError(f"most_losses is {args.most_losses}, but a call may lose at least 1 engine.")
     if args.slots < 1 or args.tune < 0 or not args.patience > 0:
         raise InputError("slots must be at least 1, tune at least 0 and patience a positive number.")
+    if args.order is not None and args.planner != "learned":
+        raise InputError(
+            f"order is given, but planner {args.planner} takes none; leave it out, or give --planner learned."
+        )
     if len(set(urls)) < len(urls):
         raise InputError("An engine is named twice; give each address once.")
     instances = tuple((url, url, args.slots) for url in urls)
     prior = dict.fromkeys(urls, (0.05, 0.5, 20.0))
     setup = DispatcherSetup(args.planner, instances, prior, args.alpha, args.patience)
-    dispatcher = setup.dispatcher(None if args.order is None else _order(args.order))
+    dispatcher = setup.dispatcher(_order(args.order) if args.planner == "learned" else None)
     controller = Controller(dispatcher, {url: HttpEngine(url, args.engine_key) for url in urls})
     controller.most_losses = args.most_losses
     if args.tune and isinstance(dispatcher.planner, HexGen):
@@ -100,8 +107,8 @@ def _whole(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _order(path: Path) -> "MakeOrder":
-    from paceline.cluster.learn.order import LearnedOrder, load
+def _order(path: Path | None) -> "MakeOrder":
+    from paceline.cluster.learn.order import SHIPPED_ORDER, LearnedOrder, load
 
-    network = load(path)
+    network = load(path or SHIPPED_ORDER)
     return lambda predictor: LearnedOrder(network, predictor)

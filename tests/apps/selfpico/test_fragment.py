@@ -348,3 +348,65 @@ def test_standard_input_is_a_text_for_sure() -> None:
     result = ran("age = input('Age? ')\nif age >= 18:\n    print('adult')\n", Nothing())
     assert [(f.line, f.error, f.sure) for f in result.findings] == [(2, "TypeError", True)]
     assert not any(f.sure for f in ran("n = int(input())\nprint([5][n])\n", Nothing()).findings)
+
+
+REST = """
+@app.route("/")
+def page(name: str, size):
+    return name + "!"
+
+class Cart:
+    def __init__(self, owner):
+        self.owner = owner
+    def total(self, items):
+        return "sum: " + sum([1, 2])
+    @classmethod
+    def empty(cls):
+        raise ValueError("no")
+
+def used():
+    return 1
+used()
+"""
+
+
+def test_functions_that_nobody_calls_are_called_at_the_end(tmp_path: Path) -> None:
+    runner = PicoRunner(Ordered(usual_order, "without the model"), 1, calls=True)
+    result = asyncio.run(runner.run("fragment", REST))
+    assert result.end is None and result.share == 1
+    called = [each.name for each in result.found if each.kind == "called"]
+    assert called == ["Cart.empty", "Cart.total", "page"]
+    assert {p.key: p.shown for p in result.puts}["name:name"] == "'a'"  # by its annotation
+    assert [(f.line, f.error, f.sure) for f in result.findings] == [(10, "TypeError", True)]  # a refusal is none
+    path = tmp_path / "runnable.py"
+    path.write_text(standalone(result))
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.splitlines()[1].startswith("TypeError"), done.stderr
+
+
+COMMAND_LINE = """
+import argparse, sys
+first, second = sys.argv[1:]
+parser = argparse.ArgumentParser()
+parser.add_argument("root")
+parser.add_argument("--size", type=int, required=True)
+args = parser.parse_args()
+line = len(args.size)
+with open(path) as file:
+    print(f"{score:.2f} {file.read()}")
+sys.exit(0)
+"""
+
+
+def test_a_command_line_is_given_and_a_programs_end_is_no_error() -> None:
+    result = ran(COMMAND_LINE, Ordered(usual_order, "without the model"))
+    assert (result.share, result.end, result.output) == (1, None, "1.00 1 2 3\n4 5 6\n7 8 9\n\n")
+    assert [(f.line, f.error, f.sure) for f in result.findings] == [(8, "TypeError", False)]
+
+
+def test_of_a_diff_the_new_side_runs(tmp_path: Path) -> None:
+    path = tmp_path / "change.diff"
+    path.write_text("--- a/x.py\n+++ b/x.py\n@@ -1,2 +1,2 @@\n-    if old:\n+    if user.new:\n         grant(user)\n")
+    [fragment] = gathered([path])
+    assert fragment.source.splitlines()[3:] == ["    # -    if old:", "    if user.new:", "        grant(user)"]
+    assert ran(fragment.source, Ordered(usual_order, "without the model")).share == 1

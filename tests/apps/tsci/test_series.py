@@ -222,6 +222,12 @@ def test_points_and_commas_that_contradict_each_other_are_refused(tmp_path: Path
         read_series(write(tmp_path, text))
 
 
+def test_rows_of_unequal_length_without_headings_are_refused(tmp_path: Path) -> None:
+    text = "".join(f"{d},${'1,003.37' if n % 3 else '990.10'},ok\n" for n, d in enumerate(DAYS))
+    with pytest.raises(ValueError, match="row 1: its cells are not 4 as in most rows"):
+        read_series(write(tmp_path, text))
+
+
 def test_a_long_table_holds_several_series(tmp_path: Path) -> None:
     rows_ = [f"{d},{shop},{n + 100 * (shop == 'Bonn')}" for n, d in enumerate(DAYS) for shop in ("Kiel", "Bonn")]
     path = write(tmp_path, "date,shop,sold\n" + "\n".join(rows_) + "\n")
@@ -232,6 +238,27 @@ def test_a_long_table_holds_several_series(tmp_path: Path) -> None:
         read_series(path, None, "Ulm")
 
 
+def test_a_long_table_may_need_two_columns_to_tell_its_series_apart(tmp_path: Path) -> None:
+    rows_ = [f"{d},{a},{b},{n}" for n, d in enumerate(DAYS) for a in ("Kiel", "Bonn") for b in ("tea", "salt")]
+    path = write(tmp_path, "date,shop,item,sold\n" + "\n".join(rows_) + "\n")
+    assert (read_series(path).name, len(read_series(path, None, "Bonn / salt"))) == ("x.Kiel / tea", 12)
+    with pytest.raises(ValueError, match="it has Kiel / tea, Kiel / salt"):
+        read_series(path, None, "Bonn / rice")
+
+
+@pytest.mark.parametrize(("heads", "next_"), [("Jan Feb Mär Apr Mai Jun Jul Aug Sep Okt Nov Dez", "2023-11-01"),
+                                              ("Q1 Q2 Q3 Q4", "2023-10-01")])  # fmt: skip
+def test_a_table_with_a_column_for_each_month_is_one_series(tmp_path: Path, heads: str, next_: str) -> None:
+    names = heads.split()
+    rows_ = [[str(year), *(str(year * 100 + n) for n in range(len(names)))] for year in (2019, 2020, 2021, 2022, 2023)]
+    rows_[-1][-2 if len(names) > 4 else -1 :] = [""] * (2 if len(names) > 4 else 1)
+    series = read_series(write(tmp_path, "\n".join(",".join(row) for row in [["Year", *names], *rows_]) + "\n"))
+    assert series.values[:2].tolist() == [201900, 201901] and len(series) == 5 * len(names) - (
+        2 if len(names) > 4 else 1
+    )
+    assert series.following(1) == [next_] and "were read as one series" in series.notes[0]
+
+
 @pytest.mark.parametrize(
     ("times", "next_"),
     [
@@ -239,6 +266,12 @@ def test_a_long_table_holds_several_series(tmp_path: Path) -> None:
         (["2024-01-03", "2024-01-04", "2024-01-05", "2024-01-08"], ["2024-01-09", "2024-01-10"]),
         (["2024-01-01 22:00", "2024-01-01 23:00", "2024-01-02 00:00"], ["2024-01-02 01:00:00", "2024-01-02 02:00:00"]),
         (["2023-Q3", "2023-Q4", "2024-Q1"], ["2024-04-01", "2024-07-01"]),
+        (["2023-T3", "2023-T4", "2024-T1"], ["2024-04-01", "2024-07-01"]),
+        (["Q3 2023", "Q4 2023", "Q1 2024"], ["2024-04-01", "2024-07-01"]),
+        (["2023-W51", "2023-W52", "2024-W01"], ["2024-01-08", "2024-01-15"]),
+        (["Mrz 2024", "April 2024", "Mai 2024"], ["2024-06-01", "2024-07-01"]),
+        (["1 févr. 2024", "2 févr. 2024", "3 févr. 2024"], ["2024-02-04", "2024-02-05"]),
+        (["1 de enero de 2024", "2 de enero de 2024", "3 de enero de 2024"], ["2024-01-04", "2024-01-05"]),
         (["2024-01-01", "2024-01-02", "2024-01-09"], ["2024-01-10", "2024-01-11"]),
         (["2021", "2022", "2023"], ["2024", "2025"]),
         (["1", "2", "4"], []),

@@ -90,6 +90,7 @@ def read_table(path: Path) -> TextTable:
                 [row for row in body[1:] if row[0].lower() not in ("date", "datetime")],
             )
     else:
+        ragged(path, read[above:], mark)
         notes.append(f"{path.name} has no header; its columns are called {', '.join(header[:3])}.")
     if above:
         said = f"the first {read[0][0][0][:40]!r}"
@@ -107,6 +108,19 @@ def read_table(path: Path) -> TextTable:
             )
     filled = tuple((row + ("",) * wide)[:wide] for row in body)
     return TextTable(header, filled, tuple(notes), first, mark, above > 0 or len(body) < len(rows) - 1)
+
+
+def ragged(path: Path, rows: Sequence[tuple[tuple[str, ...], int]], mark: str) -> None:
+    """Refuses rows of unequal length where no headings say what their columns are: `1,003.37` without quotation marks
+    is two cells. Raises TableError."""
+    counts = [len(row) for row, _ in rows if not sums(row)]
+    usual = max(set(counts), key=counts.count)
+    if len(set(counts)) > 1 and mark == ",":
+        at = next(line for row, line in rows if len(row) != usual)
+        raise TableError(
+            f"{path}, row {at}: its cells are not {usual} as in most rows, and there is no header; put cells that hold "
+            f"{mark!r} in quotation marks."
+        )
 
 
 NAMES = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}

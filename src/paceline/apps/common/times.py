@@ -25,11 +25,25 @@ SLASHED = re.compile(r"^(\d{1,2})([/.-])(\d{1,2})\2(\d{4}|\d{2})(?:[ T,]+(.+))?$
 PLAIN_NUMBER = re.compile(r"^[+-]?\d+(\.\d+)?$")
 FORMATS = (
     "%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y.%m.%d", "%Y.%m.%d %H:%M", "%Y.%m.%d %H:%M:%S", "%Y-%m",
-    "%Y/%m", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y", "%B %d %Y", "%b %Y",
-    "%B %Y", "%b-%Y", "%b-%y", "%Y-%b", "%a, %d %b %Y %H:%M:%S %Z", "%Y%m%dT%H%M%S",
+    "%Y/%m", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%d. %b %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y",
+    "%B %d %Y", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y-%b", "%a, %d %b %Y %H:%M:%S %Z", "%Y%m%dT%H%M%S",
 )  # fmt: skip
 CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
-QUARTER = re.compile(r"^(\d{4})[- ]?[Qq]([1-4])$")
+QUARTER = re.compile(r"^(?P<year>\d{4})[-/ ]?[QqTt](?P<part>[1-4])$|^[QqTt](?P<part2>[1-4])[-/ ]?(?P<year2>\d{4})$")
+MONTH_WORDS = {
+    word: number
+    for number, words in enumerate(
+        ("jan january januar janv janvier ene enero gen gennaio", "feb february februar févr fevr février fév febrero "
+         "febbraio", "mar march mär märz mrz maerz mars marzo", "apr april avr avril abr abril aprile",
+         "may mai mayo mag maggio", "jun june juni juin junio giu giugno",
+         "jul july juli juil juillet julio lug luglio",
+         "aug august août aout ago agosto", "sep sept september septembre septiembre set settembre",
+         "oct october okt oktober octobre octubre ott ottobre", "nov november novembre noviembre",
+         "dec december dez dezember déc décembre dic diciembre dicembre"), start=1)
+    for word in words.split()
+}  # fmt: skip
+"""Months as English, German, French, Spanish and Italian name them, in small letters and without a stop."""
+WORD = re.compile(r"[^\W\d_]{3,}\.?")
 Unit = Literal["", "seconds", "days", "business days", "months"]
 DAY = 86400.0
 EPOCH_FROM, EPOCH_TO = 3652 * DAY, 47482 * DAY
@@ -180,8 +194,15 @@ def one(text: str) -> datetime | None:
     except ValueError:
         pass
     if match := QUARTER.match(text):
-        return datetime(int(match[1]), 3 * int(match[2]) - 2, 1)
+        return datetime(int(match["year"] or match["year2"]), 3 * int(match["part"] or match["part2"]) - 2, 1)
+    text = WORD.sub(in_english, text.replace(" de ", " "))
     return next((value for form in FORMATS if (value := attempt(form)(text)) is not None), None)
+
+
+def in_english(word: re.Match[str]) -> str:
+    """A month's short English name for its name in any of the languages; another word as it is."""
+    number = MONTH_WORDS.get(word[0].rstrip(".").lower())
+    return datetime(2000, number, 1).strftime("%b") if number else word[0]
 
 
 def attempt(form: str) -> Callable[[str], datetime | None]:

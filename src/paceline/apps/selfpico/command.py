@@ -30,6 +30,7 @@ PREDICTORS = ("nothing", PICO_OBJECT, "table", PICO_ALONE, "selfpico")
 EVERY = ",".join(PREDICTORS)
 Rounds = Annotated[int, typer.Option(min=1, max=9, help="Runs of a fragment at most, each mending the last.")]
 Predictors = Annotated[str, typer.Option(help=f"Predictors of values: {', '.join(PREDICTORS)}; several with commas.")]
+Calls = Annotated[bool, typer.Option("--call/--no-call", help="Call functions that nobody calls, at the end.")]
 Width = Annotated[int, typer.Option(min=1, help="Fragments at once.")]
 
 
@@ -53,6 +54,7 @@ def run(
     predictors: Predictors = "selfpico",
     rounds: Rounds = 8,
     width: Width = 8,
+    call: Calls = True,
 ) -> None:
     """Run fragments of files: what is missing is supplied, what ran and what failed is reported."""
     with errors():
@@ -61,7 +63,7 @@ def run(
             raise UsageError(f"--emit writes one fragment, but {len(chosen)} are given; give one.")
         if emit is not None and emit.resolve() in {path.resolve() for path in files}:
             raise UsageError(f"--emit would overwrite {emit}, which is read; give another file.")
-        studied(asked, chosen, predictors, rounds, width, out, json, emit)
+        studied(asked, chosen, predictors, rounds, width, out, json, emit, call)
 
 
 @app.command()
@@ -78,6 +80,7 @@ def study(
     predictors: Predictors = EVERY,
     rounds: Rounds = 8,
     width: Width = 8,
+    call: Calls = False,
 ) -> None:
     """Compare predictors on bodies of functions, on short scripts, and on seeded type errors."""
     with errors():
@@ -86,7 +89,7 @@ def study(
         except CutError as error:
             raise UsageError(str(error)) from error
         chosen += scripts(PICO_SCRIPTS)[:with_scripts] + (scripts(SEEDED) if with_seeded else [])
-        studied(asked, chosen, predictors, rounds, width, out, json)
+        studied(asked, chosen, predictors, rounds, width, out, json, calls=call)
 
 
 @app.command(name="record")
@@ -132,6 +135,7 @@ def studied(
     out: Path,
     json: bool,
     emit: Path | None = None,
+    calls: bool = False,
 ) -> None:
     """Run, write the report, say the figures."""
     wanted = names.split(",")
@@ -141,7 +145,7 @@ def studied(
         raise UsageError("There is nothing to run; give fragments, packages or scripts.")
     if why := unavailable():
         raise UsageError(why)
-    result, facts = asyncio.run(compared(asked, fragments, wanted, rounds, width))
+    result, facts = asyncio.run(compared(asked, fragments, wanted, rounds, width, calls))
     rows, ran = result.rows(), result.ran[wanted[-1]]
     study_of = len(wanted) > 1 or any(f.seeded is not None for f in fragments)
     page = report("What ran", ran, facts, rows if study_of else ()).write(out)
@@ -202,9 +206,9 @@ def predictor(name: str) -> Predictor:
 
 
 async def compared(
-    asked: AppAsked, fragments: list[Fragment], names: list[str], rounds: int, width: int
+    asked: AppAsked, fragments: list[Fragment], names: list[str], rounds: int, width: int, calls: bool
 ) -> tuple[Study, dict[str, Any]]:
-    result = Study(fragments)
+    result = Study(fragments, calls=calls)
     with AppBar("fragments", len(fragments) * len(names)) as bar:
         for name in (n for n in names if n != "selfpico"):
             await result.run(predictor(name), rounds, width, bar.step)

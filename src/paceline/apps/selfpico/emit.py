@@ -1,13 +1,14 @@
 """A fragment as a program that runs by itself: what was put in stands before it, in plain Python."""
 
 import ast
+import re
 import textwrap
 
 from .box.modules import content
-from .fragment import Ran
+from .fragment import PicoFound, Ran
 from .instrument import FUNCTION, runnable
 from .predict import Guess
-from .uses import fields_of, files_within
+from .uses import fields_of, files_within, given_argv
 
 EMITTED_VALUES = {
     "None": "None", "Boolean": "True", "Integer": "1", "Float": "1.0", "String": "'a'", "List": "[StandIn()]",
@@ -44,6 +45,16 @@ STAND_IN = """class StandIn:
     def __await__(self):
         return StandIn()
         yield
+    def __fspath__(self): return "a"
+    def __array__(self, dtype=None, copy=None):
+        import numpy
+
+        return numpy.array([1.0], dtype)
+    def __format__(self, form):
+        for made in (1.0, 1):
+            try: return format(made, form)
+            except ValueError: pass
+        return format("a", form)
     def __int__(self): return 1
     __index__ = __int__
     def __float__(self): return 1.0
@@ -112,6 +123,38 @@ def _finish(result):
 
 
 """
+OPEN_BY_NAME = """
+
+def open(file, *args, **kwargs):
+    \"\"\"The builtin; a stand-in, which is a number as well, stands for a name here.\"\"\"
+    import builtins
+
+    return builtins.open(file.__fspath__() if isinstance(file, StandIn) else file, *args, **kwargs)
+
+
+"""
+CALL_THE_REST = """
+
+def _object(cls):
+    \"\"\"An object of the class; one that is not initialised where that fails.\"\"\"
+    import inspect
+
+    try:
+        needed = [p for p in inspect.signature(cls).parameters.values() if p.default is p.empty and p.kind in (0, 1)]
+        return cls(*[StandIn(path=p.name) for p in needed])
+    except Exception:
+        return cls.__new__(cls)
+
+
+def _call(function):
+    \"\"\"Call what nobody calls, and say how it failed if it did.\"\"\"
+    try:
+        _finish(function())
+    except Exception as error:
+        print(f"{type(error).__name__}: {error}")
+
+
+"""
 
 
 def standalone(ran: Ran) -> str:
@@ -140,7 +183,11 @@ def standalone(ran: Ran) -> str:
         lines.append(ABSENT_FINDER.format(modules=absent))
     code = [str(guess["code"]) for guess in values.values() if guess.get("code")]
     lines += [*dict.fromkeys(code)]
-    places = {each.name: each.kind for each in ran.found if each.kind != "import"}
+    if argv := argv_of(ran):
+        lines += [] if "import sys" in lines else ["import sys"]
+        lines.append(f"sys.argv[1:] = sys.argv[1:] or {argv!r}")
+    places = {each.name: each.kind for each in ran.found if each.kind in ("file", "folder")}
+    called = [each for each in ran.found if each.kind == "called" and "<locals>" not in each.name]
     lines += [MAKE_FILES] if places else []
     fields = fields_of(text)
     for path, made_as in places.items():
@@ -149,13 +196,29 @@ def standalone(ran: Ran) -> str:
         lines += [f"_made({each!r}, {content(each, fields)!r})" for each in inside]
     for key, guess in values.items():
         kind, _, name = key.partition(":")
-        if kind == "name" and name.isidentifier():
+        if kind == "name" and name.isidentifier() and not {"of", "argv"} & set(guess):
             value = written(guess)
             lines.append(f"{name} = {value if value != 'StandIn()' else f'StandIn(path={name!r})'}")
+    lines += [OPEN_BY_NAME] if re.search(r"\bopen\(", text) else []
     lines += ["", text]
-    if shift:
-        lines += [FINISH, f"_finish({FUNCTION}())"]
+    lines += [FINISH] if shift or called else []
+    lines += [f"_finish({FUNCTION}())"] if shift else []
+    lines += [CALL_THE_REST, *map(called_line, called)] if called else []
     return "\n".join(lines) + "\n"
+
+
+def argv_of(ran: Ran) -> list[str]:
+    """The arguments of the command line that the run was given."""
+    return next((p.guess["argv"] for p in reversed(ran.puts) if "argv" in p.guess), given_argv(ran.source))
+
+
+def called_line(each: PicoFound) -> str:
+    """The call of what nobody calls."""
+    owner = each.name.rpartition(".")[0]
+    first = {"self": [f"_object({owner})"], "class": [owner]}.get(each.gets, [])
+    parts = [(f"{name}=" if name in each.named else "") + written(guess) for name, guess in each.arguments]
+    called = f"{owner}.{each.name.rpartition('.')[2]}.__func__" if each.gets == "class" else each.name
+    return f"_call(lambda: {called}({', '.join([*first, *parts])}))"
 
 
 def without_futures(text: str) -> tuple[list[str], str]:

@@ -64,6 +64,17 @@ class FileEvent(Said):
     folder: bool
 
 
+class CalledEvent(Said):
+    """A function that nobody called, and the values of its parameters."""
+
+    event: Literal["called"]
+    line: int
+    name: Short
+    gets: Literal["", "self", "class"]
+    arguments: dict[str, dict[str, Any]]
+    named: list[str]
+
+
 class EndEvent(Said):
     event: Literal["end"]
     error: Short | None
@@ -72,7 +83,8 @@ class EndEvent(Said):
 
 
 PicoEvent = Annotated[
-    LineEvent | ValueEvent | CallEvent | ModuleEvent | ImportEvent | FileEvent | EndEvent, Field(discriminator="event")
+    LineEvent | ValueEvent | CallEvent | ModuleEvent | ImportEvent | FileEvent | CalledEvent | EndEvent,
+    Field(discriminator="event"),
 ]
 EVENT: TypeAdapter[Any] = TypeAdapter(PicoEvent)
 

@@ -23,7 +23,7 @@ from .instrument import FragmentError, PicoProgram, instrument, runnable
 from .predict import STOP, Guess, Hole, PicoRanker, Predictor
 from .search import PicoNeed, PicoSearch, conditions, needs
 from .taint import tainted
-from .uses import PicoUses, allowed, called, fields_of, files_within, guess_of, uses_of
+from .uses import PicoUses, allowed, called, fields_of, files_within, given_argv, guess_of, uses_of
 
 HOLE: TypeAdapter[Hole] = TypeAdapter(Hole)
 PICO_BOX = Path(__file__).parent / "box"
@@ -32,10 +32,10 @@ PICO_ANSWERS = b"1\n" * 200
 """What the fragment reads of standard input, as `input()` does."""
 OWN = "own"
 """Stands in an order for the value that a predictor writes itself."""
-READ_OF_STDIN = {"call:input", "attribute:stdin", "name:stdin"}
-"""What reads standard input: a text for sure, whose value is made up."""
-LACKING = frozenset({"NameError", "ImportError", "ModuleNotFoundError"})
-"""Errors that say that something is not there, which is what a fragment is."""
+READ_OF_STDIN = {"call:input", "attribute:stdin", "name:stdin", "attribute:argv", "name:argv"}
+"""What reads standard input or the command line: a text for sure, whose value is made up."""
+LACKING = frozenset({"NameError", "ImportError", "ModuleNotFoundError", "SystemExit"})
+"""Errors that say that something is not there, which is what a fragment is; and the end of a program."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,16 +68,22 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class PicoFound:
-    """What a name stood for, with the statements that import it, or a file or folder that was made."""
+    """What a name stood for, with the statements that import it; a file or folder that was made; or a function that
+    was called because nobody else did, with the values of its parameters."""
 
     line: int
-    kind: Literal["import", "file", "folder"]
+    kind: Literal["import", "file", "folder", "called"]
     name: str
     shown: str = ""
     imports: tuple[str, ...] = ()
+    gets: str = ""
+    arguments: tuple[tuple[str, Guess], ...] = ()
+    named: tuple[str, ...] = ()
 
     @property
     def what(self) -> str:
+        if self.kind == "called":
+            return f"nobody calls {self.name}, so it was called"
         shown = re.sub(r"^<module '([\w.]+)'.*>$", r"the module \1", self.shown)
         return f"{self.name} is {shown}" if self.kind == "import" else f"{self.kind} {self.name} made"
 
@@ -99,7 +105,7 @@ class Ran:
     output: str = ""
     problem: str = ""
     found: tuple[PicoFound, ...] = ()
-    """Modules that were imported and files that were made."""
+    """Modules that were imported, files that were made, functions that were called."""
     absent: tuple[str, ...] = ()
     """Modules that are not installed, with objects of which nothing is known in place of what they hold."""
 
@@ -135,6 +141,8 @@ class PicoRunner:
     predictor: Predictor
     rounds: int = 8
     limits: AppLimits = field(default_factory=lambda: PICO_LIMITS)
+    calls: bool = False
+    """Whether functions that nobody calls are called at the end."""
 
     async def run(self, name: str, source: str) -> Ran:
         try:
@@ -182,9 +190,11 @@ class PicoRunner:
             "source": program.source,
             "known": known,
             "ask": asks,
+            "calls": self.calls and asks,
             "read": attributes_of(source),
             "fields": fields_of(runnable(textwrap.dedent(source))[0]),
             "within": files_within(source),
+            "argv": given_argv(source) if asks else [],
             **program.as_dict(),
         }
 
@@ -199,6 +209,7 @@ class PicoRunner:
             "runtime.py": PICO_BOX / "runtime.py",
             "dummies.py": PICO_BOX / "dummies.py",
             "modules.py": PICO_BOX / "modules.py",
+            "uncalled.py": PICO_BOX / "uncalled.py",
         }
         command = (sys.executable, "runtime.py")
         outcome = await run(
@@ -244,6 +255,11 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> R
     found += [
         PicoFound(e["line"], "folder" if e["folder"] else "file", e["name"]) for e in events if e["event"] == "file"
     ]
+    found += [
+        PicoFound(e["line"], "called", e["name"], gets=e["gets"], arguments=tuple(e["arguments"].items()),
+                  named=tuple(e["named"]))
+        for e in events if e["event"] == "called"
+    ]  # fmt: skip
     absent = {e["line"] for e in events if e["event"] == "module"}
     made = {e["line"] for e in events if e["event"] == "file"}
     text = runnable(textwrap.dedent(source))[0]

@@ -4,6 +4,7 @@
     e.a     ->  _a_(4, e)                      attribute a of site 4
     f(x)    ->  _c_(5, f, x)
     x += 1  ->  x = _n_(6, lambda: x); x += 1
+    @d      ->  @_d_(d)                        remembers the function below it
 
 Line numbers stay as they are, so the lines that ran can be compared with the original. A site is a number, never a
 text, so that it can stand in an f-string. Not rewritten: targets, annotations, patterns, `f"{x=}"`, names of a
@@ -157,7 +158,12 @@ class Rewriter(cst.CSTTransformer):
 
     def leave_FunctionDef(self, original_node: cst.FunctionDef, updated_node: cst.FunctionDef) -> cst.FunctionDef:
         self.guards.pop()
-        return updated_node
+        if not updated_node.decorators:
+            return updated_node
+        *before, last = updated_node.decorators
+        return updated_node.with_changes(
+            decorators=[*before, last.with_changes(decorator=call("_d_", cst.Arg(last.decorator)))]
+        )
 
     def visit_ClassDef(self, node: cst.ClassDef) -> None:
         self.owners.append(node.name.value)

@@ -47,7 +47,25 @@ def fragments(name: str, text: str) -> list[Fragment]:
         if not fences:
             raise CutError(f"{name} holds no fenced Python; give a file with some.")
         return [Fragment(f"{name}#{number}", each) for number, each in enumerate(fences, 1)]
-    return [Fragment(name, session(text))]
+    return [Fragment(name, session(patched(text)))]
+
+
+HUNK = re.compile(r"^(?:@@|diff |index |--- |\+\+\+ |new file|deleted file|similarity|rename )")
+
+
+def patched(text: str) -> str:
+    """The new side of a diff, what it takes away and its headings as comments; other texts as they are."""
+    lines = text.splitlines()
+    body = [line for line in lines if line and not HUNK.match(line)]
+    if parses(text) or not body or any(line[0] not in "+- \\" for line in body) or {"+", "-"}.isdisjoint(
+        line[0] for line in body
+    ):  # fmt: skip
+        return text
+    kept = [not HUNK.match(line) and line[:1] not in ("-", "\\") for line in lines]
+    new = [line[1:] for line, keep in zip(lines, kept) if keep and line[1:].strip()]
+    margin = " " * min((len(line) - len(line.lstrip()) for line in new), default=0)
+    whole = "".join((line[1:] if keep else f"{margin}# {line}") + "\n" for line, keep in zip(lines, kept))
+    return whole if parses(whole) or parses(textwrap.dedent(whole)) else text
 
 
 def fenced(text: str) -> Iterator[tuple[str, str]]:

@@ -17,11 +17,13 @@ class Study:
 
     fragments: Sequence[Fragment]
     ran: dict[str, list[Ran]] = field(default_factory=dict)
+    calls: bool = False
+    """Whether functions that nobody calls are called."""
 
     async def run(self, predictor: Predictor, rounds: int, width: int, step: Callable[[], None]) -> None:
         """Run all fragments under one predictor, `width` at a time."""
         slots = asyncio.Semaphore(width)
-        runner = PicoRunner(predictor, rounds)
+        runner = PicoRunner(predictor, rounds, calls=self.calls)
 
         async def one(fragment: Fragment) -> Ran:
             async with slots:

@@ -86,6 +86,19 @@ def fields_of(source: str) -> list[str]:
     return list(found)[:MOST_FIELDS]
 
 
+MOST_ARGUMENTS = 20
+
+
+def given_argv(source: str) -> list[str]:
+    """Arguments of the command line, as many as the fragment reads of `sys.argv` by number or by unpacking."""
+    found = [int(number) for number in re.findall(r"\bargv\[(\d{1,2})\]", source)]
+    for names in re.findall(r"^[ \t]*([\w, ()]+?)\s*=\s*(?:sys\.)?argv\[1:\]", source, re.MULTILINE):
+        found.append(names.count(",") + 1)
+    for names in re.findall(r"^[ \t]*([\w, ()]+?,[\w, ()]+?)\s*=\s*(?:sys\.)?argv\s*$", source, re.MULTILINE):
+        found.append(names.count(","))
+    return ["1"] * min(max(found, default=0), MOST_ARGUMENTS)
+
+
 def files_within(source: str) -> list[str]:
     """Files of a made folder: one with each ending that the fragment names, else a text."""
     endings = dict.fromkeys(re.findall(r"""["']\*?\.([a-z0-9]{1,5})["']""", source))

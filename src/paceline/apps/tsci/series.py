@@ -1,14 +1,16 @@
 """Series, windows of them, and the seal that hides a window's future from the forecasters."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ..common.tables import TextTable, numbers, read_table
-from ..common.times import TIME_COLUMNS, ParsedTimes, TimeError, ordered
+from ..common.times import MONTH_WORDS, TIME_COLUMNS, ParsedTimes, TimeError, ordered
 
 Floats = NDArray[np.float64]
 
@@ -113,6 +115,7 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
         raise ValueError(f"{path} has no column {column}; its columns are {', '.join(table.header)}.")
     if not table.rows:
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
+    table = unfolded(table, column)
     when = time_column(table, column)
     value = column or value_column(table, when)
     others = [name for name in reversed(number_columns(table, when)) if name != value] if column is None else []
@@ -129,6 +132,38 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
     read = ordered(time, f"{path}, column {when}", when.lower() in TIME_COLUMNS)
     made = placed(name, values, time, read, str(path))
     return replace(made, notes=(*notes, *made.notes), read=read)
+
+
+def unfolded(table: TextTable, column: str | None) -> TextTable:
+    """A table with a row for each year and a column for each month or quarter, as one column; others as they are."""
+    first, *rest = table.header
+    parts = [period_place(name) for name in rest]
+    for count, form in ((12, "{}-{:02d}"), (4, "{}-Q{}")):
+        places = [at for at, part in enumerate(parts, 1) if part is not None and part[0] == count]
+        numbers_ = [parts[at - 1] for at in places]
+        years = all(re.fullmatch(r"(1[5-9]|20|21)\d\d", row[0]) for row in table.rows)
+        if column is not None or not years or sorted(p[1] for p in numbers_ if p) != list(range(1, count + 1)):
+            continue
+        pairs = [(at, p[1]) for at, p in zip(places, numbers_) if p]
+        made = [
+            (form.format(row[0], part), row[at]) for row in table.rows for at, part in sorted(pairs, key=lambda e: e[1])
+        ]
+        filled = [bool(cell) for _, cell in made]
+        kept = made[filled.index(True) : len(filled) - filled[::-1].index(True)] if any(filled) else made
+        ends = f"{rest[places[0] - 1]} to {rest[places[-1] - 1]}"
+        said = f"the {count} columns {ends} of each {first} were read as one series."
+        return TextTable((first, "value"), tuple(kept), (*table.notes, said), table.first, table.mark, True)
+    return table
+
+
+def period_place(heading: str) -> tuple[int, int] | None:
+    """(12, month) or (4, quarter) of a heading that names one, else None."""
+    low = heading.strip().lower().rstrip(".")
+    if low in MONTH_WORDS:
+        return 12, MONTH_WORDS[low]
+    if match := re.fullmatch(r"[qt]([1-4])", low):
+        return 4, int(match[1])
+    return (12, int(low)) if re.fullmatch(r"0?[1-9]|1[0-2]", low) else None
 
 
 def time_column(table: TextTable, value: str | None) -> str | None:
@@ -174,6 +209,10 @@ def number_columns(table: TextTable, when: str | None) -> list[str]:
     return out
 
 
+MOST_KEYS = 10
+"""Columns of a table up to which two or three of them together may tell its series apart."""
+
+
 def chosen(
     table: TextTable, when: str | None, value: str, one: str | None, path: Path
 ) -> tuple[TextTable, str, list[str]]:
@@ -181,25 +220,34 @@ def chosen(
     holds one."""
     times = table.column(when) if when is not None else []
     texts = [name for name in table.header if name not in (when, value)]
-    groups: list[tuple[str, list[str]]] = []
-    for name in texts:
-        cells = table.column(name)
-        kinds = list(dict.fromkeys(cells))
-        long = len(set(times)) < len(times) and len(set(zip(times, cells))) == len(times)
-        if 1 < len(kinds) <= len(cells) // 2 and (one in kinds or long):
-            groups.append((name, kinds))
+    groups: list[tuple[tuple[str, ...], list[str]]] = []
+    repeated = len(set(times)) < len(times)
+    widest = 3 if len(texts) <= MOST_KEYS else 1
+    for names in (names for count in range(1, widest + 1) for names in combinations(texts, count)):
+        if not repeated and one is None:
+            break
+        keys = keys_of_rows(table, names)
+        kinds = list(dict.fromkeys(keys))
+        long = repeated and len(set(zip(times, keys))) == len(times)
+        if 1 < len(kinds) <= len(keys) // 2 and (one in kinds or long):
+            groups.append((names, kinds))
+            break
     if not groups:
         if one is not None:
             raise ValueError(f"{path} holds one series, no {one}; leave --series out.")
         return table, "", []
-    name, kinds = groups[0]
+    names, kinds = groups[0]
     kept = one if one is not None else kinds[0]
     if kept not in kinds:
-        raise ValueError(f"{path} has no series {kept} in column {name}; it has {', '.join(kinds[:8])}.")
-    at = table.at(name)
-    said = f"{path.name} holds {len(kinds)} series ({', '.join(kinds[:5])}); {kept} is read, --series names another."
-    rows = tuple(row for row in table.rows if row[at] == kept)
+        raise ValueError(f"{path} has no series {kept} in column {' and '.join(names)}; it has {', '.join(kinds[:8])}.")
+    said = f"{path.name} holds {len(kinds)} series ({', '.join(kinds[:5])}); {kept!r} is read, --series names another."
+    rows = tuple(row for row, key in zip(table.rows, keys_of_rows(table, names)) if key == kept)
     return replace(table, rows=rows), kept, [said] if one is None else []
+
+
+def keys_of_rows(table: TextTable, names: Sequence[str]) -> list[str]:
+    """What tells the series of a long table apart, row by row: the cells of some columns."""
+    return [" / ".join(cells) for cells in zip(*(table.column(name) for name in names))]
 
 
 def checked_numbers(table: TextTable, name: str, path: Path) -> list[float]:

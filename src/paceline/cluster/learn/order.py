@@ -19,6 +19,8 @@ EMBEDDING_WIDTH = 6
 """Numbers of an embedding."""
 LEAST_LEFT, OWN_RANK = 8.0, 1.0
 """At first: weights of what the workflow has left, and of the call's rank."""
+SHIPPED_ORDER = Path(__file__).parent / "trained" / "order.safetensors"
+"""Weights that planner `learned` takes where no others are given."""
 
 
 class OrderNetwork(nn.Module):
@@ -100,6 +102,6 @@ def save(network: OrderNetwork, path: Path) -> None:
     save_file(network.state_dict(), path, {"format": "paceline-workflow-order-2"})
 
 
-def load(path: Path) -> OrderNetwork:
+def load(path: Path = SHIPPED_ORDER) -> OrderNetwork:
     """InputError for a file that holds no such network."""
     return loaded(OrderNetwork(), path, "an order made by `paceline train workflow-order`")

@@ -9,7 +9,8 @@ PICO_TYPES = ("None", "Boolean", "Integer", "Float", "String", "List", "Tuple", 
 
 
 class Dummy:
-    """An object of which nothing is known: callable, iterable, of length 1, with every item and operator."""
+    """An object of which nothing is known: callable, iterable, of length 1, with every item and operator; a number in
+    a format, a name as a path."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -29,6 +30,23 @@ class Dummy:
     def keys(self) -> list[str]:
         """What `**` reads of it."""
         return ["a"]
+
+    def __format__(self, form: str) -> str:
+        for made in (1.0, 1):
+            try:
+                return format(made, form)
+            except ValueError:
+                pass
+        return format("a", form)
+
+    def __fspath__(self) -> str:
+        return "a"
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        """What numpy takes it for: one number. Without this numpy looks for items of items without end."""
+        import numpy
+
+        return numpy.array([1.0], dtype)
 
     def __contains__(self, item: Any) -> bool:
         return True

@@ -108,6 +108,32 @@ def usual(name: str, attributes: Collection[str]) -> tuple[Any, list[str]]:
     return made, imports
 
 
+def argument_value(name: str) -> str:
+    """A word of a command line by its parameter's name: a folder, a file or a number."""
+    if any(part in name for part in ("dir", "root", "folder")):
+        return "."
+    return "a.txt" if any(part in name for part in ("file", "path", "input", "output", "src", "dst")) else "1"
+
+
+def arguments_of(callee: Any) -> list[str]:
+    """Words for what a parser of the command line requires, where this is its `parse_args`; none where it requires
+    nothing."""
+    parser: Any = getattr(callee, "__self__", None)
+    if type(parser).__module__ != "argparse" or getattr(callee, "__name__", "") not in (
+        "parse_args",
+        "parse_known_args",
+    ):
+        return []
+    words: list[str] = []
+    for action in parser._actions:
+        if not action.required:
+            continue
+        count = action.nargs if isinstance(action.nargs, int) else 1
+        word = str(next(iter(action.choices))) if action.choices else argument_value(action.dest.lower())
+        words += [*action.option_strings[:1], *[word] * count]
+    return words
+
+
 def installed(module: str) -> bool:
     """Whether there is such a module. Of one with dots its package is imported, which may raise anything."""
     try:

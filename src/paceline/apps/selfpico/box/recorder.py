@@ -46,5 +46,5 @@ def call(site: int, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 with open("/box/attributes.json", encoding="utf-8") as names:
     NAMES: dict[str, tuple[str, str]] = json.load(names)
-vars(builtins).update({"_n_": name, "_a_": attribute, "_c_": call})
+vars(builtins).update({"_n_": name, "_a_": attribute, "_c_": call, "_d_": lambda decorate: decorate})
 atexit.register(write)

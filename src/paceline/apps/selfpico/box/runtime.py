@@ -2,8 +2,8 @@
 
 Reads `job.json` (the program, values known already), writes `events.jsonl` as things happen, so that a fragment that
 is stopped leaves what it did: {"event": "line"}, {"event": "value"} for each value put in, {"event": "call"} for a
-call that failed, {"event": "end"} with the error. Questions go to descriptor 3, a JSON object a line; answers come
-back in the same way.
+call that failed, {"event": "end"} with the error, {"event": "called"} for a function that nobody else called.
+Questions go to descriptor 3, a JSON object a line; answers come back in the same way.
 """
 
 import __future__
@@ -19,14 +19,16 @@ import signal
 import sys
 import threading
 import traceback
-from types import CodeType, FrameType, ModuleType
+from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 from dummies import Dummy, value  # type: ignore[import-not-found]
-from modules import content, usual  # type: ignore[import-not-found]
+from modules import arguments_of, content, usual  # type: ignore[import-not-found]
+from uncalled import functions, named, raised_on_purpose, wanted  # type: ignore[import-not-found]
 
 PICO_FILE = "fragment.py"
 PACKAGE = "here"
+FUNCTION = "__fragment__"
 PICO_BROAD = {"", "Exception", "BaseException"}
 EVALUATE_S = 2
 PASSED_ON = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, RecursionError)
@@ -64,6 +66,12 @@ class Runtime:
         self.lines: set[int] = set()
         self.imported: set[str] = set()
         self.made: set[str] = set()
+        self.defined: list[FunctionType] = []
+        """Functions as they were before their decorators."""
+        self.entered: set[CodeType] = set()
+        self.left: dict[str, Any] = {}
+        """Names of the function that a fragment became."""
+        self.objects: dict[type, Any] = {}
         self.talk = os.fdopen(3, "r+b", buffering=0) if job["ask"] else None
 
     # Hooks
@@ -102,6 +110,14 @@ class Runtime:
         where = self.sites[site]
         if callee is Dummy or isinstance(callee, Dummy):
             return self.supply(where, TypeError("nothing is known of this callable"), (), injected=True)
+        if callee is open and args and isinstance(args[0], Dummy):  # which is a number, too: that of an open file
+            args = (os.fspath(args[0]), *args[1:])
+        if self.talk is not None and not args and not kwargs and (words := arguments_of(callee)):
+            args = (words,)
+            guess = {"expression": repr(words), "argv": words, "how": "arguments"}
+            self.events.write(
+                "value", key=f"call:{where['name']}", line=where["line"], guess=guess, tried=0, shown=shown(words)
+            )
         try:
             return callee(*args, **kwargs)
         except PASSED_ON:
@@ -118,6 +134,14 @@ class Runtime:
                 "call", line=line, name=where["name"], error=type(error).__name__, message=str(error)[:300]
             )
             return self.supply(where, error, ())
+
+    def decorator(self, decorate: Any, /) -> Any:
+        def remembered(function: Any) -> Any:
+            if isinstance(function, FunctionType):
+                self.defined.append(function)
+            return decorate(function)
+
+        return remembered
 
     def absent(self, error: Exception, where: dict[str, Any]) -> bool:
         """Whether a file or folder that a call did not find has been made, so that it may be tried again."""
@@ -179,7 +203,8 @@ class Runtime:
                     raise
                 problem, guess = f"{type(failure).__name__}: {failure}"[:300], None
                 continue
-            self.events.write("value", key=key, line=where["line"], guess=guess, tried=tried, shown=shown(made))
+            told = {**guess, "of": where["of"]} if "of" in where else guess
+            self.events.write("value", key=key, line=where["line"], guess=told, tried=tried, shown=shown(made))
             return made
 
     def question(self, key: str, where: dict[str, Any], error: Exception, problem: str, tried: int) -> dict[str, Any]:
@@ -206,11 +231,66 @@ class Runtime:
         self.env = scope
         return made
 
+    # What nobody called
+
+    def call_the_rest(self, names: dict[str, Any], source: list[str]) -> None:
+        """Call each function that did not run, once. Where one fails, that is written down and the next is called."""
+        for each in functions({**names, **self.left}, self.defined, PICO_FILE):
+            function, kept = each.function, dict[str, Any]()
+            if function.__code__ in self.entered:
+                continue
+            try:
+                first = [self.object_of(each.owner)] if each.gets == "self" else [each.owner] * (each.gets == "class")
+                if function.__code__ in self.entered:  # by the making of its object
+                    continue
+                line = function.__code__.co_firstlineno - self.shift
+                parts = [self.argument(function, part, line, kept) for part in wanted(function, len(first))]
+                more = {part[0]: self.argument(function, part, line, kept) for part in named(function)}
+                self.events.write(
+                    "called", line=line, name=function.__qualname__, gets=each.gets, arguments=kept, named=list(more)
+                )
+                finish(function(*first, *parts, **more))
+            except BaseException as error:
+                if isinstance(error, PASSED_ON) or raised_on_purpose(error, PICO_FILE, source):
+                    continue
+                said = {"error": type(error).__name__, "message": str(error)[:300]}
+                self.events.write("call", line=last_line(error, self.shift) or line, name=function.__qualname__, **said)
+
+    def argument(self, function: Any, part: tuple[str, str], line: int, kept: dict[str, Any]) -> Any:
+        """The value of a parameter: the search's, else what its annotation says, else what a predictor says."""
+        name, word = part
+        key = f"name:{name}"
+        where = {"kind": "name", "name": name, "line": line, "guards": (), "owner": "", "of": function.__qualname__}
+        if word and key not in self.known:
+            kept[name] = {"type": word, "how": "annotation", "of": function.__qualname__}
+            made = self.evaluate(kept[name])
+            self.events.write("value", key=key, line=line, guess=kept[name], tried=0, shown=shown(made))
+            return made
+        made = self.supply(where, NameError(f"{name} is a parameter of {function.__qualname__}"), ())
+        kept[name] = self.known.get(key, {"type": "Object"})
+        return made
+
+    def object_of(self, owner: Any) -> Any:
+        """An object of a fragment's class; one that is not initialised where that fails."""
+        if owner not in self.objects:
+            try:
+                code = getattr(owner.__init__, "__code__", None)
+                line = (code.co_firstlineno if code else 1) - self.shift
+                parts = wanted(owner, 0) if code else []
+                self.objects[owner] = owner(*(self.argument(owner.__init__, part, line, {}) for part in parts))
+            except Exception:
+                self.objects[owner] = owner.__new__(owner)
+        return self.objects[owner]
+
     # Lines
 
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != PICO_FILE:
             return None
+        if event == "call":
+            self.entered.add(frame.f_code)
+        elif event == "return" and frame.f_code.co_name == FUNCTION:
+            self.left = dict(frame.f_locals)
         if event == "line" or event == "call":
             line = frame.f_lineno - self.shift
             if event == "line" and line > 0 and line not in self.lines:
@@ -306,15 +386,19 @@ def execute(code: CodeType, names: dict[str, Any], call: bool) -> None:
     """Run the module; where the fragment became a function, call it to its end."""
     exec(code, names)
     if call:
-        result = names["__fragment__"]()
-        if inspect.iscoroutine(result):
-            asyncio.run(result)
-        elif inspect.isasyncgen(result):
-            asyncio.run(exhaust(result))
-        elif inspect.isgenerator(result):
-            for count, _ in enumerate(result):
-                if count >= MOST_ITEMS:
-                    break
+        finish(names[FUNCTION]())
+
+
+def finish(result: Any) -> None:
+    """Run what a call made, a coroutine or a generator, to its end."""
+    if inspect.iscoroutine(result):
+        asyncio.run(result)
+    elif inspect.isasyncgen(result):
+        asyncio.run(exhaust(result))
+    elif inspect.isgenerator(result):
+        for count, _ in enumerate(result):
+            if count >= MOST_ITEMS:
+                break
 
 
 async def exhaust(items: Any) -> None:
@@ -326,7 +410,7 @@ def main() -> None:
     with open("job.json", encoding="utf-8") as file:
         job = json.load(file)
     runtime = Runtime(job)
-    hooks = {"_n_": runtime.name, "_a_": runtime.attribute, "_c_": runtime.call}
+    hooks = {"_n_": runtime.name, "_a_": runtime.attribute, "_c_": runtime.call, "_d_": runtime.decorator}
     vars(builtins).update(hooks)
     finder = Modules(runtime)
     sys.meta_path.append(finder)
@@ -338,21 +422,24 @@ def main() -> None:
     for part in ("here.a", "here.a.b", "here.a.b.c"):
         sys.modules[part] = finder.create_module(importlib.machinery.ModuleSpec(part, None))
         finder.exec_module(sys.modules[part])
-    sys.argv = [PICO_FILE]
+    sys.argv = [PICO_FILE, *job["argv"]]
     threading.settrace(runtime.trace)
     sys.settrace(runtime.trace)
     error: BaseException | None = None
     try:
         execute(code, names, job["call"])
     except BaseException as raised:
-        error = raised
-    sys.settrace(None)
+        if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
+            error = raised
     runtime.events.write(
         "end",
         error=None if error is None else type(error).__name__,
         message="" if error is None else str(error)[:300],
         line=None if error is None else last_line(error, job["shift"]),
     )
+    if job["calls"]:
+        runtime.call_the_rest(names, job["source"].splitlines())
+    sys.settrace(None)
     sys.stdout.flush()
     os._exit(0)
 
