@@ -437,6 +437,28 @@ def test_a_peer_that_sends_without_end_is_cut_off(what: str) -> None:
         publisher.close()
 
 
+def test_a_peer_that_has_left_is_let_go_without_news() -> None:
+    """ZeroMQ reads no further, and so sees no end, where topics wait for a publisher that has nothing to publish."""
+    publisher = KvEvents(EventsConfig(endpoint="tcp://127.0.0.1:*"))
+    events = publisher._pub.get(zmq.LAST_ENDPOINT)
+    assert isinstance(events, bytes)
+    try:
+        with socket.socket() as peer:
+            by_hand(peer, events.decode().rstrip("\0"), "SUB")
+            peer.sendall(b"\x00\x05\x01abcd" * 1000)
+            peer.shutdown(socket.SHUT_WR)
+            peer.settimeout(0.05)
+            for _ in range(200):
+                publisher._turn()
+                with suppress(TimeoutError):
+                    if ended(peer):
+                        break
+            else:
+                pytest.fail("its connection stayed")
+    finally:
+        publisher.close()
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="All of 127.0.0.0/8 is this machine on Linux alone")
 def test_peers_of_one_address_keep_no_other_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paceline.serve.kv_peers.MOST_CONNECTIONS", 4)

@@ -263,6 +263,8 @@ class KvEvents:
     def _turn(self) -> None:
         """Publish what has come, then answer who asked before: an answer has all events from before its request."""
         self._more.clear()
+        # ZeroMQ takes in subscriptions, and sees that a peer has left, only when it is called.
+        self._pub.get(zmq.EVENTS)
         requests = [] if self._repeats is None else self._repeats.asked(REPEATS_A_TURN)
         while events := self._taken():
             message = encoded(EventBatch(time(), events), self.config.layout == "maps")
