@@ -25,7 +25,7 @@ from paceline.model.linear import choose, plain
 from paceline.native.build import library
 from tests.draft import test_head
 from tests.draft.rounds import Rounds
-from tests.sample.cases import SOME_RULES
+from tests.sample.ruled import SOME_RULES
 from tests.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native decoder")

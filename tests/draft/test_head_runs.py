@@ -19,7 +19,7 @@ from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.native.build import library
 from tests.draft.rounds import Rounds
 from tests.draft.test_head import KINDS, PROMPTS, SIZES, shaken
-from tests.sample.cases import SOME_RULES
+from tests.sample.ruled import SOME_RULES
 from tests.tiny import tiny_checkpoint
 
 needs_native = pytest.mark.skipif(library() is None, reason="needs the native decoder")

@@ -21,7 +21,7 @@ from paceline.native.build import library
 from paceline.plan import DrafterFacts
 from paceline.plan.arm import Arm
 from tests.draft.rounds import Rounds
-from tests.sample.cases import SOME_RULES
+from tests.sample.ruled import SOME_RULES
 from tests.tiny import tiny_checkpoint
 
 PROMPTS = ["one two three one two three one", "the cat sat on the mat and the cat sat", "a", "to be or not to be, to"]

@@ -27,7 +27,7 @@ from paceline.sample.sampler import Sampler
 from tests.model.units import compiled, in_software
 from tests.oracle.cases import CASES, VOCAB, Case, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
-from tests.sample.cases import SOME_RULES
+from tests.sample.ruled import SOME_RULES
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX2, or no compiler")
 FORMS = {

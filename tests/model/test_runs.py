@@ -24,7 +24,7 @@ from paceline.sample.sampler import Sampler
 from tests.model.test_native import checkpoints, native
 from tests.oracle.cases import VOCAB, text
 from tests.oracle.rows import Chunk, lay_out
-from tests.sample.cases import SOME_RULES
+from tests.sample.ruled import SOME_RULES
 
 __all__ = ["checkpoints"]
 pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX2, or no compiler")

@@ -39,12 +39,6 @@ def double_last(prompt: Any, output: Any, logits: Any) -> Any:
     return logits
 
 
-SOME_RULES: dict[str, Any] = {
-    "repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.2, "logit_bias": {5: 0.7},
-    "bad_words": [[4], [3, 6]], "min_tokens": 5,
-}  # fmt: skip
-
-
 PARAMS = st.fixed_dictionaries(
     {},
     optional={

@@ -84,8 +84,8 @@ class Kernels:
         return (
             f"Cycles of the time-stamp counter for {WEIGHTS_COUNTED} weights of one output, in the caches, one thread, "
             f"least of {CACHE_REPEATS} runs, unit {self.unit}; in brackets the products alone, two instructions a "
-            f"cycle.\nGB/s of weights from memory with {self.threads} threads; this machine reads "
-            f"{self.read_gb_s:.1f} GB/s."
+            f"cycle.\nGB/s of weights from memory with {self.threads} thread{'s' * (self.threads > 1)}; this machine "
+            f"reads {self.read_gb_s:.1f} GB/s."
         )
 
     def write(self, path: Path) -> None:
