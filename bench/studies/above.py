@@ -135,10 +135,14 @@ def run(args: argparse.Namespace) -> None:
             if job.name != name or (job.made is not None and job.made.exists()):
                 continue
             print(f"== {name}: {' '.join(job.words)}", flush=True)
-            made = subprocess.run([sys.executable, *job.words], check=False)
-            if made.returncode:
-                print(f"== {name} failed with {made.returncode}; the next one begins", flush=True)
+            if failed := process(job.words):
+                print(f"== {name} failed with {failed}; the next one begins", flush=True)
     show(args)
+
+
+def process(words: Sequence[str]) -> int:
+    """Run one to its end: its exit code."""
+    return subprocess.run([sys.executable, *words], check=False).returncode
 
 
 def questions(data: Path, to: Path) -> None:

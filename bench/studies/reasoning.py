@@ -141,8 +141,8 @@ def total(hands: Sequence[dict[str, Any]], what: str, model: str) -> int:
     return sum(each[what] for each in hands if each["model"] == model)
 
 
-def counting(pair: Ensemble, questions: Sequence[Question], args: argparse.Namespace) -> None:
-    record, until, known = Record(args.out), time.monotonic() + args.minutes * 60, dict[Any, Any]()
+def counting(pair: Ensemble, questions: Sequence[Question], record: Record, args: argparse.Namespace) -> None:
+    until, known = time.monotonic() + args.minutes * 60, dict[Any, Any]()
     for start in range(0, len(questions), args.batch):
         known.clear()
         for name in args.rows.split(","):
@@ -150,7 +150,6 @@ def counting(pair: Ensemble, questions: Sequence[Question], args: argparse.Names
             if left and time.monotonic() < until:
                 count(pair, left, name, known, record, args.task)
                 print(f"{name}: {start + len(left)}", file=sys.stderr, flush=True)
-    show(record, [question.id for question in questions], args)
 
 
 def show(record: Record, ids: Sequence[str], args: argparse.Namespace) -> None:
@@ -273,9 +272,9 @@ class Pace:
         return len(mine) * self.start + computed * self.computed + (passes - len(mine)) * self.written
 
 
-def timing(pair: Ensemble, questions: Sequence[Question], args: argparse.Namespace) -> None:
+def timing(pair: Ensemble, questions: Sequence[Question], record: Record, args: argparse.Namespace) -> None:
     params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS[args.task]).resolve({})
-    record, until, names = Record(args.out), time.monotonic() + args.minutes * 60, args.rows.split(",")
+    until, names = time.monotonic() + args.minutes * 60, args.rows.split(",")
     rows = {name: f"{args.task} {name}{TIMED}" for name in names}
     todo = [each for each in questions if any((row, each.id) not in record.known for row in rows.values())]
     pace = {name: Pace.of(engine) for name, engine in pair.runner.engines.items()} if todo else {}
@@ -301,7 +300,6 @@ def timing(pair: Ensemble, questions: Sequence[Question], args: argparse.Namespa
                 predicted=round(sum(it.seconds(hands, model) for model, it in pace.items()), 4), text=request.text,
                 right=question.right(request.text),
             )  # fmt: skip
-    show_times(record, rows, [each.id for each in questions])
 
 
 def show_times(record: Record, rows: dict[str, str], ids: Sequence[str]) -> None:
@@ -352,9 +350,16 @@ def main(words: Sequence[str] | None = None) -> None:
     if args.calibrate:
         calibrate(questions, args)
         return
-    options = {"quantize": args.quantize, "drafter": "none", "blocks": 2400}
-    with Ensemble(args.base, small=args.small, draft=args.draft, **options) as pair:
-        (timing if args.timed else counting)(pair, questions, args)
+    record, rows = Record(args.out), {name: f"{args.task} {name}{TIMED * args.timed}" for name in args.rows.split(",")}
+    if any(record.left(row, questions) for row in rows.values()):
+        options = {"quantize": args.quantize, "drafter": "none", "blocks": 2400}
+        with Ensemble(args.base, small=args.small, draft=args.draft, **options) as pair:
+            (timing if args.timed else counting)(pair, questions, record, args)
+    ids = [question.id for question in questions]
+    if args.timed:
+        show_times(record, rows, ids)
+    else:
+        show(record, ids, args)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,6 @@
 """bench/studies/above.py on the demo pair: each study records single questions, and the table reads them."""
 
 import json
-from argparse import Namespace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -45,24 +44,23 @@ def asked(study: ModuleType, data: Path, *more: str) -> list[str]:
     return [str(data / "out"), str(data), str(DEMO / "target"), str(DEMO / "draft"), *rows, *few, *more]
 
 
+@pytest.mark.full
 def test_every_study_goes_on_where_it_was(
     study: ModuleType, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     made, ran = data / "out", list[str]()
 
-    def inside(words: list[str], check: bool) -> Namespace:
+    def inside(words: list[str]) -> int:
         """The study in this process; the head's training is another test's."""
-        if words[1].endswith(".py"):
-            name = Path(words[1]).stem
-            module = load(name)
-            for table in ("MOST_TOKENS",):
-                if hasattr(module, table):
-                    monkeypatch.setattr(module, table, dict.fromkeys(getattr(module, table), 24))
-            module.main(words[2:])
-            ran.append(name)
-        return Namespace(returncode=0)
+        if words[0].endswith(".py"):
+            module = load(Path(words[0]).stem)
+            if hasattr(module, "MOST_TOKENS"):
+                monkeypatch.setattr(module, "MOST_TOKENS", dict.fromkeys(module.MOST_TOKENS, 24))
+            module.main(words[1:])
+            ran.append(Path(words[0]).stem)
+        return 0
 
-    monkeypatch.setattr(study.subprocess, "run", inside)
+    monkeypatch.setattr(study, "process", inside)
     monkeypatch.setattr(study.signal, "signal", lambda *_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     study.main(asked(study, data))
@@ -80,9 +78,31 @@ def test_every_study_goes_on_where_it_was(
     assert chat["messages"][-1] == {"role": "user", "content": "Tom has 3 apples. How many?"}
 
 
+def test_the_table_is_read_from_what_is_there(
+    study: ModuleType, data: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(study, "CALIBRATION", 1)
+    out = data / "out"
+    out.mkdir()
+    study.main(asked(study, data, "--table"))
+    assert len(capsys.readouterr().out.splitlines()) == 2, "nothing yet"
+    gap, steps, times = (study.Record(out / f"{name}.jsonl") for name in ("gap", "steps", "times"))
+    for number, right in (("0", True), ("1", False)):
+        gap.add("gsm8k small", f"gsm8k-{number}", right=False)
+        gap.add("gsm8k base", f"gsm8k-{number}", right=right)
+        for row, passes in (("base", 60), ("tau 4", 30)):
+            steps.add(f"gsm8k {row}", f"gsm8k-{number}", right=right, passes={"base": passes})
+            times.add(f"gsm8k {row} timed", f"gsm8k-{number}", cpu=float(passes))
+    study.main(asked(study, data, "--table"))
+    _, _, pair, step = capsys.readouterr().out.splitlines()
+    assert "gsm8k: gap 0.500 ± 0.980; base 0.500" in pair and "| 2 |" in pair
+    assert "gsm8k, tau 4: 0.000" in step and "base's passes 0.50 ± 0.00" in step
+    assert "tau 4 2.00 ± 0.00 times as fast by processor time on 2" in step and "| 1 |" in step
+
+
 def test_ratios_have_intervals(study: ModuleType) -> None:
     assert study.ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == "2.00 ± 0.00"
-    assert study.ratio([2.0, 4.0, 6.0], [1.0, 1.0, 4.0]).startswith("2.00 ± 0.")
+    assert study.ratio([2.0, 4.0, 6.0], [1.0, 1.0, 4.0]) == "2.00 ± 1.13", "by hand"
 
 
 def test_thresholds_and_odds_are_fitted(tmp_path: Path) -> None:
