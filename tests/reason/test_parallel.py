@@ -264,6 +264,9 @@ def test_a_prompted_branch_is_what_its_beginning_alone_goes_on_with(early: bool)
         assert policy.planned is not None
         beside += policy.root is not None and bool(policy.root.block) and policy.planned.finish is None
     assert (beside > 0) is early, "branches are written beside the outline"
+    level, written = policy.level, sum(len(tokens) for name, tokens in policy.root.parts if name)  # type: ignore[union-attr]
+    assert level.kept == written > 0 and level.proposed == len(policy.outline)
+    assert 0 < level.expensive <= policy.report["passes"] and level.cheap_s > 0
     assert request.error is None and len(asked) == 2 and policy.report["branches"] == len(policy.outline) > 1
     assert policy.root is not None
     said, checked = {name: tokens for name, tokens in policy.root.parts if name}, 0

@@ -191,7 +191,10 @@ class Parallel:
                 self._tell(stage)
                 if not stage.transcript.open:
                     return
+                alone, begun = self._alone(), stage.clock()
+                before = 0 if alone is None else len(alone.output)
                 yield awaited
+                self._count(alone, before, stage.clock() - begun)
             self._tell(stage)
             if self.writer is not None and self.writer.over:
                 stage.transcript.end("length", "path_tokens")
@@ -207,6 +210,8 @@ class Parallel:
         beyond = 0 if root is None or root.block else len(root.output) - tokens  # the transcript ended before it
         path = tokens if root is None else min(tokens, root.longest - beyond)
         self.level.proposed = self.level.accepted = getattr(writer, "branches", 0)
+        segments = stage.transcript.segments
+        self.level.kept = sum(each.tokens for each in segments if each.author == "branch")
         counts = {name: getattr(writer, name, 0) for name in ("blocks", "branches", "sequential")}
         if isinstance(self.mode, Tagged):
             counts["sequential"] += self.mode.sequential
@@ -215,6 +220,22 @@ class Parallel:
             outline=self.outline, outline_tokens=len(self.planned.output) if self.planned else 0,
             why=stage.transcript.why,
         )  # fmt: skip
+
+    def _alone(self) -> Request | None:
+        """The outline's request or the text's own, if it is the only one at work."""
+        planned = self.planned if self.planned is not None and self.planned.finish is None else None
+        if self.root is None:
+            return planned
+        return self.root.request if planned is None and not self.root.block else None
+
+    def _count(self, alone: Request | None, before: int, seconds: float) -> None:
+        """Seconds of a step. Those of a request alone, behind its prompt, are the pace of plain decoding; what its
+        branches and the outline take is to be less than the branches' tokens at that pace."""
+        if alone is None or alone is self.planned:
+            self.level.cheap_s += seconds
+        if alone is not None and 0 < before < len(alone.output):
+            self.level.expensive += len(alone.output) - before
+            self.level.expensive_s += seconds
 
     # -- modes -------------------------------------------------------------------------------------------------------
 
