@@ -53,8 +53,8 @@ class ParallelSettings:
 
     mode: Literal["tags", "prompt"] = "prompt"
     early: bool = False
-    """With prompt: a branch begins as soon as its title is written, beside the rest of the outline, and so knows none
-    of the other titles."""
+    """With prompt: a branch begins as soon as its title is written, while the outline goes on, and so knows none of
+    the other titles."""
     depth: int = 2
     """Most levels of branches within branches; deeper blocks are written in sequence. With tags."""
     fan_out: int = 6

@@ -34,9 +34,9 @@ class StepWishes:
     score: str = "mean"
     """`mean` of the digit's distribution, its `argmax`, or `odds`: nine times the chance that the judge says yes."""
     scale: float = 1.0
-    """Of `odds`: factor of the log-odds, by which they are calibrated."""
+    """Factor of the log-odds, by which `odds` are calibrated."""
     shift: float = 0.0
-    """Of `odds`: added to the log-odds."""
+    """Number that is added to the log-odds of `odds`."""
     first: int = 0
     """Number of first steps that the base model writes, unscored."""
     step_tokens: int = 512
