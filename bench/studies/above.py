@@ -42,7 +42,7 @@ STEP_ROWS = "small,base,odds 0,tau 5,tau 7,tau 8,tau 8.5,odds 7,odds 8.5,odds 8.
 CUE_ROWS = "small,base,mentor cues,mentor"
 CALIBRATION = 40
 """Questions on which a threshold is chosen; the others test it."""
-LABELLED = 400
+LABELLED = 64
 """Most questions whose answers label tokens."""
 LEAST_GAP = 30
 """Questions of a task before the job believes its gap."""
@@ -77,6 +77,7 @@ def jobs(args: argparse.Namespace, task: str) -> list[Job]:
     context = [] if args.context is None else ["--context", str(args.context)]
     pair = [script("reasoning"), data, base, small]
     heads, training = out / "head", out / "train.jsonl"
+    drafting = heads if (heads / "judge").is_dir() else args.head_small or small
     found = [
         Job("gap", [script("judged"), data, "gap", "--models", f"small={small}", f"base={base}", "--out",
                     str(out / "gap.jsonl"), *many, "--questions", str(args.gap_questions), "--tasks", args.tasks,
@@ -88,8 +89,8 @@ def jobs(args: argparse.Namespace, task: str) -> list[Job]:
         Job("head", ["-m", "paceline", "train", "judge", "--target", args.head_base or base, "--data", str(training),
                      "--set", f"draft={args.head_small or small}", "--out", str(heads), *args.train.split()],
             heads / "judge"),
-        Job("judge", [script("judging"), data, base, str(heads if heads.is_dir() else small), "--task", task, "--out",
-                      str(out / "judge.jsonl"), *many]),
+        Job("judge", [script("judging"), data, base, str(drafting), "--task", task, "--out", str(out / "judge.jsonl"),
+                      *many]),
     ]  # fmt: skip
     for way in ([], ["--early"]):
         texts = [script("parallel"), base, "--tokens", str(args.tokens), *way, *limit, *context]
@@ -300,7 +301,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--step-rows", default=STEP_ROWS)
     parser.add_argument("--time-rows", default="small,base,tau 7,tau 8,tau 7 spec")
-    parser.add_argument("--train", default="--minutes 30", help="more words of `paceline train judge`")
+    parser.add_argument("--train", default="--minutes 30 --prompts 64", help="more words of `paceline train judge`")
     parser.add_argument("--head-base", help="folder of BASE's weights to train on, if BASE is a file")
     parser.add_argument("--head-small", help="folder of SMALL's weights")
     parser.add_argument("--index", type=Path)

@@ -331,3 +331,26 @@ def test_outlines_are_lines() -> None:
         "1. aaa\n2.  b",
     ):
         assert not language.fullmatch(bad)
+
+
+def test_the_recipe_trains_on_texts_of_the_grammar(model: Path) -> None:
+    import importlib.util
+    import random
+
+    path = Path(__file__).parents[2] / "recipes" / "branches" / "train.py"
+    spec = importlib.util.spec_from_file_location("branches_recipe", path)
+    assert spec is not None and spec.loader is not None
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    rng = random.Random(0)
+    for _ in range(50):
+        question, answer, wanted = recipe.problem(rng)
+        assert recipe.total(answer) == wanted and question.startswith("Work out ")
+    assert recipe.total("<Conclusion>7</Conclusion>") is None and recipe.total("The total is 7 or so.") is None
+    tokenizer, tiny = recipe.with_tags(model)
+    tokens, start, positions, sees = recipe.example(tokenizer, random.Random(1))
+    [block] = read(tokenizer, tokens)
+    firsts = [first for first, _ in block.paths]
+    assert len(firsts) > 1 and {positions[first] for first in firsts} == {positions[block.goal] + 1}
+    assert start <= block.goal and not sees[firsts[1], firsts[0]] and sees[block.conclusion, firsts[0]]
+    assert bool(torch.isfinite(tiny(**recipe.batch(tokenizer, random.Random(1), 2)).loss))
