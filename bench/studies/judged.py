@@ -15,14 +15,20 @@ import asyncio
 import json
 import math
 import re
+import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 NUMBER = re.compile(r"-?\d[\d,]*(?:\.\d+)?")
 CODE = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)(?:```|\Z)", re.DOTALL)
+STEP_SUM = re.compile(r"<<([^=<>]+)=([^<>]+)>>")
+"""A sum in a solution of gsm8k."""
+DOUBT = "Wait, let me check that step again. Yes, it is right."
 TEST_SECONDS = 6.0
 SHOTS = 3
 """Solved examples before a question of gsm8k."""
@@ -79,11 +85,17 @@ def svamp(data: Path) -> list[Question]:
     ]  # fmt: skip
 
 
-def gsm8k(data: Path) -> list[Question]:
-    """In the form of its own solutions: a line for each step, and #### before the number."""
+def gsm8k(data: Path, doubts: bool = False) -> list[Question]:
+    """In the form of its own solutions: a line for each step, and #### before the number. `doubts`: the solved examples
+    write a paragraph for each step, and behind the first one a paragraph that doubts and checks it."""
 
     def solution(each: Mapping[str, str]) -> str:
-        return re.sub(r"<<.*?>>", "", each["answer"])
+        plain = re.sub(r"<<.*?>>", "", each["answer"])
+        if not doubts:
+            return plain
+        steps, sums = plain.split("\n"), STEP_SUM.findall(each["answer"])
+        check = f"Wait, let me check that: {sums[0][0]} is {sums[0][1]}. Yes, that is right." if sums else DOUBT
+        return "\n\n".join([steps[0], check, *steps[1:]])
 
     shots = [
         message
@@ -96,7 +108,8 @@ def gsm8k(data: Path) -> list[Question]:
     def question(number: int, each: Mapping[str, str]) -> Question:
         answer = float(each["answer"].rsplit("####", 1)[1].replace(",", ""))
         messages = [*shots, {"role": "user", "content": each["question"]}]
-        return Question(f"gsm8k-{number}", messages, lambda text: same_number(text, answer, "####"), "\n")
+        separator = "\n\n" if doubts else "\n"
+        return Question(f"gsm8k-{number}", messages, lambda text: same_number(text, answer, "####"), separator)
 
     return [question(i, each) for i, each in enumerate(lines(find(data, "gsm8k_test.jsonl")))]
 
@@ -182,8 +195,10 @@ def mbpp(data: Path) -> list[Question]:
 
 TASKS: dict[str, Callable[[Path], list[Question]]] = {
     "svamp": svamp, "gsm8k": gsm8k, "math": math_easy, "humaneval": humaneval, "mbpp": mbpp,
+    "doubts": partial(gsm8k, doubts=True),
 }  # fmt: skip
-MOST_TOKENS = {"svamp": 160, "gsm8k": 160, "math": 300, "humaneval": 240, "mbpp": 180}
+GAP_TASKS = ("gsm8k", "svamp", "math", "humaneval", "mbpp")
+MOST_TOKENS = {"svamp": 160, "gsm8k": 160, "math": 300, "humaneval": 240, "mbpp": 180, "doubts": 260}
 
 # -- figures ---------------------------------------------------------------------------------------------------------
 
@@ -211,10 +226,13 @@ def difference(one: Sequence[bool], other: Sequence[bool]) -> tuple[float, float
 
 
 class Record:
-    """Lines of JSON in a file, one for each (row, question); what is there is not measured again."""
+    """Lines of JSON in a file, one for each (row, question); what is there is not measured again. A last line that is
+    not whole, as a killed process leaves it, is dropped."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        if path.is_file() and not (known := path.read_bytes()).endswith(b"\n"):
+            path.write_bytes(known[: known.rfind(b"\n") + 1])
         self.all: list[dict[str, Any]] = lines(path) if path.is_file() else []
         self.known = {(each["row"], each["id"]) for each in self.all}
 
@@ -237,51 +255,83 @@ class Record:
 
 
 def gap(args: argparse.Namespace) -> None:
-    from paceline import LLM, SamplingParams
+    """Ask in turns: some questions of each task, of each model. So what is recorded compares models wherever it
+    ended."""
+    from paceline import LLM
 
     record, until = Record(args.out), time.monotonic() + args.minutes * 60
     tasks = {name: TASKS[name](args.data)[args.skip :][: args.questions] for name in args.tasks.split(",")}
     names = dict(each.split("=", 1) for each in args.models)
-    for name, path in names.items():
-        todo = [(task, q) for task, mine in tasks.items() for q in record.left(f"{task} {name}", mine)]
-        if not todo or time.monotonic() > until:
-            continue
-        with LLM(path, drafter=args.drafter, quantize=args.quantize, max_requests=BATCH, max_model_len=2048) as llm:
-            while todo and time.monotonic() < until:
-                now, todo = todo[:BATCH], todo[BATCH:]
-                begun = time.monotonic()
-                wishes = [SamplingParams(temperature=0, max_tokens=MOST_TOKENS[task]) for task, _ in now]
-                answers = llm.chat([q.messages for _, q in now], wishes, progress=False)
-                seconds = (time.monotonic() - begun) / len(now)
-                for (task, q), answer in zip(now, answers):
-                    record.add(f"{task} {name}", q.id, right=q.right(answer.text), tokens=len(answer.token_ids),
-                               seconds=round(seconds, 3), text=answer.text)  # fmt: skip
-                print(f"{name} {now[-1][0]}: {len(todo)} left, {seconds:.1f} s each", flush=True)
+    options = {"drafter": args.drafter, "quantize": args.quantize, "max_requests": args.batch}
+    options["max_model_len"] = args.context
+    with ExitStack() as held:
+        models = dict[str, LLM]()
+        for start in range(0, args.questions, args.batch):
+            for task, questions in tasks.items():
+                for name, path in names.items():
+                    todo = record.left(f"{task} {name}", questions[start : start + args.batch])
+                    if not todo or time.monotonic() > until:
+                        continue
+                    if name not in models:
+                        models[name] = held.enter_context(LLM(path, **options))
+                    ask(models[name], task, name, todo, record)
+    show_gap(record, list(tasks), list(names))
+
+
+def ask(llm: Any, task: str, name: str, questions: Sequence[Question], record: Record) -> None:
+    from paceline import SamplingParams
+
+    begun, cpu = time.monotonic(), time.process_time()
+    wish = SamplingParams(temperature=0, max_tokens=MOST_TOKENS[task])
+    answers = llm.chat([each.messages for each in questions], wish, progress=False)
+    seconds, cpu = (
+        (now - then) / len(questions) for now, then in ((time.monotonic(), begun), (time.process_time(), cpu))
+    )
+    for question, answer in zip(questions, answers):
+        record.add(
+            f"{task} {name}", question.id, right=question.right(answer.text), tokens=len(answer.token_ids),
+            seconds=round(seconds, 3), cpu=round(cpu, 3), text=answer.text,
+        )  # fmt: skip
+    print(
+        f"{task} {name}: {len(record.row(f'{task} {name}'))} asked, {seconds:.1f} s each", file=sys.stderr, flush=True
+    )
+
+
+def show_gap(record: Record, tasks: Sequence[str], names: Sequence[str]) -> None:
+    """Each model's share, and the last model's less the first one's over questions that both were asked."""
     print("task       model     questions  right [95 %]            tokens  s each in a batch")
     for task in tasks:
-        for name in names:
-            mine = list(record.row(f"{task} {name}").values())
+        rows = {name: record.row(f"{task} {name}") for name in names}
+        for name, row in rows.items():
+            mine = list(row.values())
             if mine:
                 print(f"{task:10} {name:9} {len(mine):9}  {share(sum(x['right'] for x in mine), len(mine)):22}"
                       f" {sum(x['tokens'] for x in mine) / len(mine):7.0f} "
                       f"{sum(x['seconds'] for x in mine) / len(mine):7.1f}")  # fmt: skip
+        first, last = rows[names[0]], rows[names[-1]]
+        both = [each for each in last if each in first]
+        if both and len(names) > 1:
+            mean, half = difference(*([row[each]["right"] for each in both] for row in (last, first)))
+            print(f"{task:10} gap       {len(both):9}  {mean:.3f} ± {half:.3f}")
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("what", choices=["gap"])
     parser.add_argument("--models", nargs="+", required=True, metavar="NAME=PATH")
-    parser.add_argument("--tasks", default=",".join(TASKS))
+    parser.add_argument("--tasks", default=",".join(GAP_TASKS))
     parser.add_argument("--questions", type=int, default=100)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=BATCH, help="questions asked at once")
+    parser.add_argument("--context", type=int, default=2048, help="most tokens of prompt and answer")
     parser.add_argument("--minutes", type=float, default=600, help="begin no batch after these")
     parser.add_argument("--drafter", default="none")
     parser.add_argument("--quantize", help="as of the command line; a checkpoint in 4 bits keeps them without")
     parser.add_argument(
         "--out", type=Path, required=True, help="JSON lines; answers that are there are not asked again"
     )
-    gap(parser.parse_args())
+    gap(parser.parse_args(words))
 
 
 if __name__ == "__main__":

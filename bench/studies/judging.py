@@ -2,8 +2,9 @@
 
     python bench/studies/judging.py DATA BASE DRAFT --task gsm8k --out judging.jsonl [--questions 200] [--minutes 4]
 
-Rows: `exact`, `typical`, `top K` (the target's K most probable tokens stand; no training), and `judge T` at threshold T
-where DRAFT was made by `paceline train judge`. Drafts are chains of `--nodes` tokens. Accuracy has its 95 % interval,
+Rows: `exact`, `typical`, `top K` (the target's K most probable tokens stand; no training), `ratio R` (tokens stand
+whose probability is at least R of the greatest; no training), and `judge T` at threshold T where DRAFT was made by
+`paceline train judge`. Drafts are chains of `--nodes` tokens. Accuracy has its 95 % interval,
 `less exact` is the mean difference on the same questions; accepted are tokens of a chain that stand, tau those of a
 pass with the target's own. Nothing is timed, so a busy machine changes no figure; answers in --out are not asked again.
 """
@@ -12,6 +13,7 @@ import argparse
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +24,7 @@ from paceline import LLM, SamplingParams
 from paceline.draft.correctness import Correctness
 from paceline.model.checkpoint import read_config
 
-ROWS = "exact,typical,top 2,top 3,top 5,judge 0.9,judge 0.7,judge 0.5,judge 0.3"
+ROWS = "exact,typical,top 2,top 3,top 5,ratio 0.3,ratio 0.1,judge 0.9,judge 0.7,judge 0.5,judge 0.3"
 BATCH = 20
 """Questions asked at once."""
 
@@ -42,12 +44,14 @@ def set_rule(head: Correctness, row: str) -> str:
     kind, _, value = row.partition(" ")
     if kind == "top":
         head.rule, head.top_k = "top_k", int(value)
+    elif kind == "ratio":
+        head.rule, head.ratio = "ratio", float(value)
     elif kind == "judge":
         head.rule, head.threshold = "head", float(value)
     return "judge" if value else kind
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("base", type=Path)
@@ -55,23 +59,24 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS), default="gsm8k")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=BATCH, help="questions asked at once")
     parser.add_argument("--minutes", type=float, default=600, help="begin nothing new after these")
     parser.add_argument("--nodes", type=int, default=16)
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--quantize")
     parser.add_argument("--out", type=Path, required=True)
-    args = parser.parse_args()
+    args = parser.parse_args(words)
     record, until = Record(args.out), time.monotonic() + args.minutes * 60
     questions = TASKS[args.task](args.data)[args.skip :][: args.questions]
     with tempfile.TemporaryDirectory() as room:
         draft, trained = with_head(args.base, args.draft, Path(room))
         rows = [row for row in args.rows.split(",") if trained or not row.startswith("judge")]
         if any(record.left(row, questions) for row in rows):
-            options: dict[str, Any] = {"length": "fixed", "quantize": args.quantize, "max_requests": BATCH}
+            options: dict[str, Any] = {"length": "fixed", "quantize": args.quantize, "max_requests": args.batch}
             with LLM(args.base, draft, drafter="model", **options) as llm:
-                for start in range(0, len(questions), BATCH):
+                for start in range(0, len(questions), args.batch):
                     for row in rows:
-                        left = record.left(row, questions[start : start + BATCH])
+                        left = record.left(row, questions[start : start + args.batch])
                         if left and time.monotonic() < until:
                             answer(llm, row, left, record, args)
     show(record, rows, [question.id for question in questions], args)

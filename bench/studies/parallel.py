@@ -1,15 +1,17 @@
 """Parallel writing on list-like questions, prompt-driven: tokens per pass of the target, beside 1 for plain decoding.
 
     python bench/studies/parallel.py MODEL [--quantize int8] [--memory 6G] [--drafter none] [--show]
-    python bench/studies/parallel.py MODEL --timed [--limit 10] [--skip 10]
+    python bench/studies/parallel.py MODEL --timed --out times.jsonl [--limit 10] [--skip 10] [--minutes 4]
     python bench/studies/parallel.py MODEL --quality LARGER --out texts.jsonl [--minutes 4]
+
+With `--early` the branches begin while the outline is written.
 
 The first counts passes, so a busy machine changes no figure. The ratio is that of tokens of the answer to passes, the
 passes for the outline included: plain decoding of as many tokens takes one each.
 
 The second answers each question in parallel and then in sequence, with as many tokens. Both begin with an empty prefix
 cache. `gain`: tokens a second over those in sequence; tokens are the answer's alone, seconds are all, with the
-outline's. It needs an idle machine.
+outline's; `processor`: the same of processor time. It needs an idle machine; processor time needs it less.
 
 The third compares texts: the one in branches with the one that the same model writes in sequence from the same outline.
 Length, the share of the outline's points of which the text says something (a word of the title, in a paragraph of its
@@ -20,11 +22,11 @@ under a larger model, the question given. Texts that are in --out are not writte
 import argparse
 import re
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from math import exp
 from pathlib import Path
-from statistics import median
-from time import monotonic
+from time import monotonic, process_time
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -35,6 +37,7 @@ from paceline.reason.parallel import ANSWER_PROMPT, Parallel, ParallelSettings, 
 from paceline.reason.runner import BASE, Runner
 
 LEAST_WORDS, RUN_WORDS = 8, 6
+COUNTED = ("branches", "tokens", "critical_path", "outline_tokens", "passes")
 QUESTIONS = (
     "What should I check before I buy a used bicycle?",
     "Explain the main advantages of learning a second language.",
@@ -59,102 +62,126 @@ QUESTIONS = (
 )
 
 
-def main() -> None:
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--quantize")
     parser.add_argument("--memory", default="6G")
     parser.add_argument("--drafter", default="none")
     parser.add_argument("--tokens", type=int, default=500)
+    parser.add_argument("--context", type=int, default=4096, help="most tokens of prompt and answer")
     parser.add_argument("--skip", type=int, default=0)
     parser.add_argument("--limit", type=int, default=len(QUESTIONS))
+    parser.add_argument("--fan-out", type=int, default=6, help="most branches")
+    parser.add_argument("--early", action="store_true", help="branches begin while the outline is written")
     parser.add_argument("--timed", action="store_true", help="beside as many tokens in sequence")
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--quality", metavar="LARGER", help="model under which perplexity is taken")
-    parser.add_argument("--minutes", type=float, default=600, help="of --quality: begin nothing new after these")
-    parser.add_argument("--out", type=Path, help="of --quality: JSON lines")
-    args = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=600, help="with --out: begin nothing new after these")
+    parser.add_argument("--out", type=Path, help="JSON lines: what is there is not done again")
+    args = parser.parse_args(words)
+    if args.out is None and (args.quality or args.timed):
+        parser.error("give --out")
+    args.wished = ParallelSettings(early=args.early, fan_out=args.fan_out)
+    args.row = "early" if args.early else "parallel"
+    params, questions = SamplingParams(temperature=0, max_tokens=args.tokens), QUESTIONS[args.skip :][: args.limit]
     if args.quality:
-        if args.out is None:
-            parser.error("give --out")
-        quality(args)
-        return
-    llm = LLM(args.model, quantize=args.quantize, memory=args.memory, drafter=args.drafter, max_model_len=4096)
-    questions = QUESTIONS[args.skip :][: args.limit]
-    (timed if args.timed else count)(llm, questions, SamplingParams(temperature=0, max_tokens=args.tokens), args.show)
+        quality(questions, params, args)
+    elif args.timed:
+        timed(questions, params, args)
+    else:
+        count(questions, params, args)
 
 
-def count(llm: LLM, questions: tuple[str, ...], params: SamplingParams, show: bool) -> None:
+def model(args: argparse.Namespace) -> LLM:
+    return LLM(args.model, quantize=args.quantize, memory=args.memory, drafter=args.drafter, max_model_len=args.context)
+
+
+def count(questions: Sequence[str], params: SamplingParams, args: argparse.Namespace) -> None:
     totals = [0, 0, 0]
     print("branches  tokens  longest  outline  passes  ratio  seconds  question")
-    for question in questions:
-        report, seconds, text = answer(llm, question, params)
-        totals = [a + report[name] for a, name in zip(totals, ("tokens", "passes", "critical_path"))]
-        counts = [report[name] for name in ("branches", "tokens", "critical_path", "outline_tokens", "passes")]
-        ratio = report["tokens"] / report["passes"]
-        print(
-            "{:8d}  {:6d}  {:7d}  {:7d}  {:6d}".format(*counts),
-            f" {ratio:5.2f}  {seconds:7.1f}  {question}",
-            flush=True,
-        )
-        if show:
-            print(text)
+    with model(args) as llm:
+        for question in questions:
+            report, seconds, text = answer(llm, question, params, args.wished)
+            totals = [a + report[name] for a, name in zip(totals, ("tokens", "passes", "critical_path"))]
+            counts = [report[name] for name in ("branches", "tokens", "critical_path", "outline_tokens", "passes")]
+            ratio = report["tokens"] / report["passes"]
+            print(
+                "{:8d}  {:6d}  {:7d}  {:7d}  {:6d}".format(*counts),
+                f" {ratio:5.2f}  {seconds:7.1f}  {question}",
+                flush=True,
+            )
+            if args.show:
+                print(text)
     tokens, passes, longest = totals
     print(f"all: {tokens} tokens in {passes} passes, {tokens / passes:.2f} a pass")
     print(f"tokens over those of the longest paths: {tokens / longest:.2f}")
 
 
-def timed(llm: LLM, questions: tuple[str, ...], params: SamplingParams, show: bool) -> None:
-    gains, sums, lengths = list[float](), [0.0, 0.0], list[int]()
-    answer(llm, questions[0], replace(params, max_tokens=24))  # the first pass of a shape takes longer
-    print("branches  tokens  longest  outline  seconds  in sequence   gain  question")
-    for question in questions:
-        report, seconds, text = answer(llm, question, params)
-        alone = sequential(llm, question, report["tokens"])
-        gains.append(alone / seconds)
-        lengths.append(report["tokens"])
-        sums = [sums[0] + seconds, sums[1] + alone]
-        counts = [report[name] for name in ("branches", "tokens", "critical_path", "outline_tokens")]
-        print(
-            "{:8d}  {:6d}  {:7d}  {:7d}".format(*counts),
-            f" {seconds:7.2f}  {alone:11.2f}  {gains[-1]:5.2f}  {question}",
-            flush=True,
-        )
-        if show:
-            print(text)
-    tokens, spread = sum(lengths), f"{median(gains):.2f} ({min(gains):.2f} to {max(gains):.2f})"
-    print(f"all: {tokens} tokens, {tokens / sums[0]:.1f} a second in parallel, {tokens / sums[1]:.1f} in sequence")
-    print(f"gain {sums[1] / sums[0]:.2f}, of a question {spread}")
+def timed(questions: Sequence[str], params: SamplingParams, args: argparse.Namespace) -> None:
+    record, until, row = Record(args.out), monotonic() + args.minutes * 60, f"{args.row} timed"
+    todo = [each for each in questions if (row, each) not in record.known]
+    if todo:
+        with model(args) as llm:
+            answer(llm, todo[0], replace(params, max_tokens=24), args.wished)  # a shape's first pass takes longer
+            for question in todo:
+                if monotonic() > until:
+                    break
+                cpu = process_time()
+                report, seconds, text = answer(llm, question, params, args.wished)
+                between = process_time()
+                alone = sequential(llm, question, report["tokens"])
+                facts = {name: report[name] for name in COUNTED}
+                record.add(row, question, seconds=seconds, alone=alone, cpu=between - cpu,
+                           cpu_alone=process_time() - between, text=text, **facts)  # fmt: skip
+                if args.show:
+                    print(text)
+    known = record.row(row)
+    mine = [known[each] for each in questions if each in known]
+    print("branches  questions  tokens  longest  outline  passes  a pass   gain (range)          processor")
+    for number in [*sorted({each["branches"] for each in mine}), None]:
+        some = [each for each in mine if number in (None, each["branches"])]
+        if not some:
+            continue
+        tokens, longest, planned, passes, seconds, alone, cpu, cpu_alone = (
+            sum(each[name] for each in some)
+            for name in (*COUNTED[1:], "seconds", "alone", "cpu", "cpu_alone")
+        )  # fmt: skip
+        gains = [each["alone"] / each["seconds"] for each in some]
+        of = len(some)
+        print(f"{'all' if number is None else number:>8} {of:10} {tokens / of:7.0f}  {longest / of:7.0f}"
+              f"  {planned / of:7.0f} {passes / of:7.0f} {tokens / passes:7.2f} {alone / seconds:6.2f}"
+              f" ({min(gains):.2f} to {max(gains):.2f}) {cpu_alone / max(cpu, 1e-9):10.2f}")  # fmt: skip
 
 
 # -- quality ---------------------------------------------------------------------------------------------------------
 
 
-def quality(args: argparse.Namespace) -> None:
-    record, until = Record(args.out), monotonic() + args.minutes * 60
-    questions = QUESTIONS[args.skip :][: args.limit]
-    params, options = SamplingParams(temperature=0, max_tokens=args.tokens), {"quantize": args.quantize}
-    if any(("parallel", each) not in record.known for each in questions):
-        with LLM(args.model, drafter="none", max_model_len=4096, **options) as llm:
+def quality(questions: Sequence[str], params: SamplingParams, args: argparse.Namespace) -> None:
+    record, until, rows = Record(args.out), monotonic() + args.minutes * 60, ("sequence", args.row)
+    options = {"drafter": "none", "max_model_len": args.context, "quantize": args.quantize}
+    if any((args.row, each) not in record.known for each in questions):
+        with LLM(args.model, **options) as llm:
             for question in questions:
-                if ("parallel", question) in record.known or monotonic() > until:
+                if (args.row, question) in record.known or monotonic() > until:
                     continue
-                report, _, text = answer(llm, question, params)
-                parts = "\n".join(f"{i}. {title}" for i, title in enumerate(report["outline"], 1))
-                asked = question + ANSWER_PROMPT.format(parts=parts) if len(report["outline"]) > 1 else question
-                [plain] = llm.chat([[{"role": "user", "content": asked}]], params, progress=False)
-                for row, said in (("sequence", plain.text), ("parallel", text)):
-                    record.add(row, question, text=said, outline=report["outline"], branches=report["branches"])
-    judged = [each for row in ("sequence", "parallel") for each in record.row(row).values()]
+                report, _, text = answer(llm, question, params, args.wished)
+                if ("sequence", question) not in record.known:
+                    parts = "\n".join(f"{i}. {title}" for i, title in enumerate(report["outline"], 1))
+                    asked = question + ANSWER_PROMPT.format(parts=parts) if len(report["outline"]) > 1 else question
+                    [plain] = llm.chat([[{"role": "user", "content": asked}]], params, progress=False)
+                    record.add("sequence", question, text=plain.text, outline=report["outline"], branches=0)
+                record.add(args.row, question, text=text, outline=report["outline"], branches=report["branches"])
+    judged = [each for row in rows for each in record.row(row).values()]
     todo = [each for each in judged if (f"{each['row']} nats", each["id"]) not in record.known]
     if todo and monotonic() < until:
-        with LLM(args.quality, drafter="none", max_model_len=4096, **options) as llm:
+        with LLM(args.quality, **options) as llm:
             for each in todo:
                 if monotonic() < until:
                     nats, tokens = surprise(llm, each["id"], each["text"])
                     record.add(f"{each['row']} nats", each["id"], nats=nats, tokens=tokens)
     print("row       texts  tokens  points covered [95 %]  repeated words  perplexity (geometric mean, range)")
-    for row in ("sequence", "parallel"):
+    for row in rows:
         told, texts = record.row(f"{row} nats"), record.row(row)
         mine = [(texts[each], told[each]) for each in told]
         if not mine:
@@ -202,12 +229,14 @@ def sequential(llm: LLM, question: str, tokens: int) -> float:
     return monotonic() - started
 
 
-def answer(llm: LLM, question: str, params: SamplingParams) -> tuple[dict[str, Any], float, str]:
+def answer(
+    llm: LLM, question: str, params: SamplingParams, wished: ParallelSettings
+) -> tuple[dict[str, Any], float, str]:
     """The report of one answer, its seconds and its text."""
     llm.engine.cache.drop_prefix()
     messages = [{"role": "user", "content": question}]
     runner = Runner({BASE: llm.engine})
-    policy, started = Parallel(ParallelSettings(), conversation(llm.text, messages)), monotonic()
+    policy, started = Parallel(wished, conversation(llm.text, messages)), monotonic()
     [request] = runner.submit(llm.text.chat(messages), params, policy)
     while request.finish is None:
         runner.step()

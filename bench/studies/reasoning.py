@@ -10,18 +10,21 @@ again: answers that are in --out stay. Rows of steps share what they have in com
 behind the same text is computed once, and its hand-over is counted in each row.
 
 The second says which of the thresholds in --out is the lowest by which the first N questions are answered as well as by
-`base`, less one standard error; the others are then a test of it.
+`base`, less one standard error; the others are then a test of it. With a row `odds 0` it also fits scale and shift.
 
-The third asks one question at a time, every row in turns, each with empty caches. Beside a row's seconds stand those
-of the cost model: requests, tokens computed and passes of each model, as the answers counted them, at the pace
-that each model alone had in the same run; what drafting costs within the base model's steps (`tau X spec`, which needs
---draft) is not in it. It needs an idle machine.
+The third asks one question at a time, every row in turns, each with empty caches, and records seconds and seconds of
+processor time. Beside a row's seconds stand those of the cost model: requests, tokens computed and passes of each
+model, as the answers counted them, at the pace that each model alone had in the same run; what drafting costs within
+the base model's steps (`tau X spec`, which needs --draft) is not in it. Seconds need an idle machine; processor time
+with one thread needs it less.
 
-Rows: small, base, `tau X` and `odds X` (SpecReason; X from 0 to 9), `tau X spec` (its rewrites drafted by token),
+Rows: small, base, `tau X` and `odds X` (SpecReason; X from 0 to 9; `odds X SCALE SHIFT` calibrates the odds with
+these), `tau X spec` (its rewrites drafted by token),
 `mentor` (Speculative Thinking: each paragraph begins with the mentor) and `mentor cues`. DATA: see judged.py.
 """
 
 import argparse
+import math
 import random
 import sys
 import time
@@ -40,12 +43,14 @@ from paceline import SamplingParams
 from paceline.engine.loop import Engine
 from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes
 from paceline.reason.ensemble import Wishes
+from paceline.reason.judge import HIGHEST_SCORE
 from paceline.reason.pen import HandOver, Pen, PenPart
 from paceline.reason.runner import BASE, SMALL, Stage
 from paceline.reason.steps import StepwiseAnswer
 
 ROWS = "small,base,tau 5,tau 6,tau 7,tau 8,tau 8.5,mentor,mentor cues"
 SPEC = " spec"
+TIMED = " timed"
 BATCH = 40
 """Questions asked at once."""
 
@@ -60,9 +65,11 @@ def wishes(name: str, separator: str) -> Wishes:
     }
     if name in plain:
         return plain[name]
-    kind, tau = name.removesuffix(SPEC).split()
-    score = "odds" if kind == "odds" else "mean"
-    return StepWishes(tau=float(tau), score=score, speculate=name.endswith(SPEC), separator=separator)
+    kind, tau, *line = name.removesuffix(SPEC).split()
+    score, (scale, shift) = "odds" if kind == "odds" else "mean", map(float, line or (1, 0))
+    return StepWishes(
+        tau=float(tau), score=score, scale=scale, shift=shift, speculate=name.endswith(SPEC), separator=separator
+    )
 
 
 def ask(pair: Ensemble, question: Question, name: str, params: SamplingParams, known: Any = None) -> tuple[Any, Any]:
@@ -125,6 +132,7 @@ def count(pair: Ensemble, questions: Sequence[Question], name: str, known: Any, 
             judges=sum(each["why"] == "judge" for each in hands), proposed=report["proposed"],
             accepted=report["accepted"], seconds=round(seconds, 3), text=request.text,
             mentor=sum(each["tokens"] for each in report["segments"] if each["author"] != SMALL),
+            scores=[round(each["score"], 4) for each in report["segments"] if "score" in each],
         )  # fmt: skip
 
 
@@ -133,16 +141,15 @@ def total(hands: Sequence[dict[str, Any]], what: str, model: str) -> int:
     return sum(each[what] for each in hands if each["model"] == model)
 
 
-def counting(pair: Ensemble, questions: Sequence[Question], args: argparse.Namespace) -> None:
-    record, until, known = Record(args.out), time.monotonic() + args.minutes * 60, dict[Any, Any]()
-    for start in range(0, len(questions), BATCH):
+def counting(pair: Ensemble, questions: Sequence[Question], record: Record, args: argparse.Namespace) -> None:
+    until, known = time.monotonic() + args.minutes * 60, dict[Any, Any]()
+    for start in range(0, len(questions), args.batch):
         known.clear()
         for name in args.rows.split(","):
-            left = record.left(f"{args.task} {name}", questions[start : start + BATCH])
+            left = record.left(f"{args.task} {name}", questions[start : start + args.batch])
             if left and time.monotonic() < until:
                 count(pair, left, name, known, record, args.task)
-                print(f"{name}: {start + BATCH}", file=sys.stderr, flush=True)
-    show(record, [question.id for question in questions], args)
+                print(f"{name}: {start + len(left)}", file=sys.stderr, flush=True)
 
 
 def show(record: Record, ids: Sequence[str], args: argparse.Namespace) -> None:
@@ -175,25 +182,57 @@ def count_cues(text: str) -> int:
     return counted(cues.negative, text) + counted(cues.verify, text)
 
 
+def chosen(record: Record, task: str, names: Sequence[str], ids: Sequence[str]) -> tuple[str | None, list[str]]:
+    """The lowest threshold whose answers to these questions are right as often as the base model's, less one standard
+    error (None: none is), and what was found."""
+    base = record.row(f"{task} base")
+    known = [each for each in ids if each in base]
+    right = sum(base[each]["right"] for each in known)
+    share_right = right / max(1, len(known))
+    least = share_right - (share_right * (1 - share_right) / max(1, len(known))) ** 0.5
+    told = [f"base: {right} of {len(known)}; at least {least:.3f} is asked for"]
+    taus = [name for name in names if name.startswith(("tau", "odds")) and not name.endswith(SPEC)]
+    found = None
+    for name in sorted(taus, key=lambda each: float(each.split()[1])):
+        row = record.row(f"{task} {name}")
+        mine = [row[each] for each in known if each in row]
+        good = sum(each["right"] for each in mine) / max(1, len(mine))
+        if found is None and mine and len(mine) == len(known) and good >= least:
+            found = name
+        told.append(f"{name:9} {good:.3f} of {len(mine)}")
+    return found, told
+
+
 def calibrate(questions: Sequence[Question], args: argparse.Namespace) -> None:
     """The lowest threshold that is as good as the base model, less one standard error, on the first questions."""
     record = Record(args.out)
     first = [question.id for question in questions[: args.calibrate]]
-    base = record.row(f"{args.task} base")
-    known = [each for each in first if each in base]
-    right = sum(base[each]["right"] for each in known)
-    share_right = right / max(1, len(known))
-    least = share_right - (share_right * (1 - share_right) / max(1, len(known))) ** 0.5
-    print(f"base: {right} of {len(known)}; at least {least:.3f} is asked for")
-    taus = [name for name in args.rows.split(",") if name.startswith(("tau", "odds")) and not name.endswith(SPEC)]
-    found = None
-    for name in sorted(taus, key=lambda each: float(each.split()[1])):
-        row = record.row(f"{args.task} {name}")
-        mine = [row[each] for each in known if each in row]
-        good = sum(each["right"] for each in mine) / max(1, len(mine))
-        found = found or (name if len(mine) == len(known) and good >= least else None)
-        print(f"{name:9} {good:.3f} of {len(mine)}")
-    print(f"calibrated: {found or 'none; use base'}")
+    found, told = chosen(record, args.task, args.rows.split(","), first)
+    print("\n".join(told), f"\ncalibrated: {found or 'none; use base'}", sep="")
+    scored = [(odds, each["right"]) for each in record.row(f"{args.task} odds 0").values() for odds in each["scores"]]
+    if len({right for _, right in scored}) > 1:
+        scale, shift = platt([log_odds(score) for score, _ in scored], [right for _, right in scored])
+        print(f"odds over {len(scored)} steps of the small model, by whether its answer was right: "
+              f"scale {scale:.2f}, shift {shift:.2f}")  # fmt: skip
+
+
+def log_odds(score: float) -> float:
+    """Of a score from 0 to 9 by `odds`."""
+    chance = min(max(score / HIGHEST_SCORE, 1e-6), 1 - 1e-6)
+    return math.log(chance / (1 - chance))
+
+
+def platt(odds: Sequence[float], right: Sequence[bool], rounds: int = 50) -> tuple[float, float]:
+    """Scale and shift by which the log-odds tell best who is right: logistic regression by Newton's method, with a
+    slight pull to a scale of 1."""
+    x, y = np.stack([np.asarray(odds), np.ones(len(odds))], 1), np.asarray(right, float)
+    at, pull = np.array([1.0, 0.0]), np.array([1.0, 0.01])
+    for _ in range(rounds):
+        chance = 1 / (1 + np.exp(-np.clip(x @ at, -30, 30)))
+        slope = x.T @ (chance - y) + pull * (at - np.array([1.0, 0.0]))
+        bend = (x * (chance * (1 - chance))[:, None]).T @ x + np.diag(pull)
+        at = at - np.linalg.solve(bend, slope)
+    return float(at[0]), float(at[1])
 
 
 # -- timing ----------------------------------------------------------------------------------------------------------
@@ -233,40 +272,61 @@ class Pace:
         return len(mine) * self.start + computed * self.computed + (passes - len(mine)) * self.written
 
 
-def timing(pair: Ensemble, questions: Sequence[Question], args: argparse.Namespace) -> None:
+def timing(pair: Ensemble, questions: Sequence[Question], record: Record, args: argparse.Namespace) -> None:
     params = SamplingParams(temperature=0, max_tokens=MOST_TOKENS[args.task]).resolve({})
-    pace = {name: Pace.of(engine) for name, engine in pair.runner.engines.items()}
+    until, names = time.monotonic() + args.minutes * 60, args.rows.split(",")
+    rows = {name: f"{args.task} {name}{TIMED}" for name in names}
+    todo = [each for each in questions if any((row, each.id) not in record.known for row in rows.values())]
+    pace = {name: Pace.of(engine) for name, engine in pair.runner.engines.items()} if todo else {}
     for name, it in pace.items():
         print(f"{name}: {it.start * 1e3:.1f} ms a request, {it.computed * 1e3:.1f} a token computed, "
-              f"{it.written * 1e3:.1f} a token written", flush=True)  # fmt: skip
-    names, begun = args.rows.split(","), time.monotonic()
-    rows: dict[str, Any] = {name: {"seconds": [], "predicted": [], "tokens": [], "texts": []} for name in names}
-    for number, question in enumerate(questions):
-        if time.monotonic() - begun > args.minutes * 60:
+              f"{it.written * 1e3:.1f} a token written", file=sys.stderr, flush=True)  # fmt: skip
+    for number, question in enumerate(todo):
+        if time.monotonic() > until:
             break
         for name in names[number % len(names) :] + names[: number % len(names)]:
+            if (rows[name], question.id) in record.known:
+                continue
             for engine in pair.runner.engines.values():
                 engine.cache.drop_prefix()
-            started = time.perf_counter()
+            started, cpu = time.perf_counter(), time.process_time()
             policy, request = ask(pair, question, name, params)
             while request.finish is None:
                 pair.runner.step()
-            rows[name]["seconds"].append(time.perf_counter() - started)
+            seconds, cpu = time.perf_counter() - started, time.process_time() - cpu
             hands = policy.report["handovers"]
-            rows[name]["predicted"].append(sum(it.seconds(hands, model) for model, it in pace.items()))
-            rows[name]["tokens"].append(len(request.output))
-            rows[name]["texts"].append(request.text)
-    print("row       questions  seconds a question (range)   tokens  ms a token  predicted  measured/predicted")
-    for name, it in rows.items():
-        seconds, tokens, ratios = it["seconds"], sum(it["tokens"]), np.divide(it["seconds"], it["predicted"])
-        print(f"{name:10} {len(seconds):8} {median(seconds):8.2f} ({min(seconds):.2f} to {max(seconds):.2f})"
-              f" {tokens:12} {sum(seconds) / tokens * 1e3:11.1f} {median(it['predicted']):10.2f}"
-              f" {median(ratios):9.2f} ({min(ratios):.2f} to {max(ratios):.2f})", flush=True)  # fmt: skip
-        if (plain := name.removesuffix(SPEC)) != name and plain in rows:
-            print(f"{name}: the texts of {plain}: {it['texts'] == rows[plain]['texts']}")
+            record.add(
+                rows[name], question.id, seconds=round(seconds, 4), cpu=round(cpu, 4), tokens=len(request.output),
+                predicted=round(sum(it.seconds(hands, model) for model, it in pace.items()), 4), text=request.text,
+                right=question.right(request.text),
+            )  # fmt: skip
 
 
-def main() -> None:
+def show_times(record: Record, rows: dict[str, str], ids: Sequence[str]) -> None:
+    """`of base`: the base model's processor time over the row's, with the least and the greatest of one question."""
+    known = {name: record.row(row) for name, row in rows.items()}
+    common = [each for each in ids if all(each in row for row in known.values())]
+    print(f"{len(common)} questions\nrow       seconds a question (range)    processor  of base (range)"
+          "        tokens  ms a token  predicted  measured/predicted  right")  # fmt: skip
+    if not common:
+        return
+    for name, row in known.items():
+        mine = [row[each] for each in common]
+        seconds, cpu, tokens = ([each[what] for each in mine] for what in ("seconds", "cpu", "tokens"))
+        ratios = [each["seconds"] / each["predicted"] for each in mine]
+        base = [known["base"][each]["cpu"] for each in common] if "base" in known else cpu
+        gains = [one / other for one, other in zip(base, cpu)]
+        print(f"{name:10} {median(seconds):8.2f} ({min(seconds):.2f} to {max(seconds):.2f}) {sum(cpu) / len(cpu):9.2f}"
+              f" {sum(base) / sum(cpu):8.2f} ({min(gains):.2f} to {max(gains):.2f}) {sum(tokens):8}"
+              f" {sum(seconds) / sum(tokens) * 1e3:11.1f} {median(each['predicted'] for each in mine):10.2f}"
+              f" {median(ratios):9.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+              f" {sum(each['right'] for each in mine) / len(mine):6.3f}", flush=True)  # fmt: skip
+        if (plain := name.removesuffix(SPEC)) != name and plain in known:
+            same = [row[each]["text"] == known[plain][each]["text"] for each in common]
+            print(f"{name}: the texts of {plain}: {all(same)}")
+
+
+def main(words: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("data", type=Path)
     parser.add_argument("base")
@@ -274,24 +334,32 @@ def main() -> None:
     parser.add_argument("--task", choices=list(TASKS), default="svamp")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--skip", type=int, default=0)
+    parser.add_argument("--batch", type=int, default=BATCH, help="questions asked at once")
     parser.add_argument("--minutes", type=float, default=600, help="begin nothing new after these")
     parser.add_argument("--quantize", default=None)
     parser.add_argument("--rows", default=ROWS)
     parser.add_argument("--draft", help="drafts tokens of the base model's own steps in rows that end with `spec`")
     parser.add_argument("--timed", action="store_true", help="one question at a time, with the cost model")
     parser.add_argument("--calibrate", type=int, default=0, metavar="N", help="choose a threshold by the first N")
-    parser.add_argument("--out", type=Path, help="JSON lines: answers that are there are not asked again")
-    args = parser.parse_args()
+    parser.add_argument(
+        "--out", type=Path, required=True, help="JSON lines: answers that are there are not asked again"
+    )
+    args = parser.parse_args(words)
     questions = TASKS[args.task](args.data)[args.skip :][: args.questions]
     args.separator = questions[0].separator
-    if not args.timed and args.out is None:
-        parser.error("give --out")
     if args.calibrate:
         calibrate(questions, args)
         return
-    options = {"quantize": args.quantize, "drafter": "none", "blocks": 2400}
-    with Ensemble(args.base, small=args.small, draft=args.draft, **options) as pair:
-        (timing if args.timed else counting)(pair, questions, args)
+    record, rows = Record(args.out), {name: f"{args.task} {name}{TIMED * args.timed}" for name in args.rows.split(",")}
+    if any(record.left(row, questions) for row in rows.values()):
+        options = {"quantize": args.quantize, "drafter": "none", "blocks": 2400}
+        with Ensemble(args.base, small=args.small, draft=args.draft, **options) as pair:
+            (timing if args.timed else counting)(pair, questions, record, args)
+    ids = [question.id for question in questions]
+    if args.timed:
+        show_times(record, rows, ids)
+    else:
+        show(record, ids, args)
 
 
 if __name__ == "__main__":

@@ -77,3 +77,16 @@ def test_what_is_recorded_is_not_asked_again(study: ModuleType, tmp_path: Path) 
     assert [each.id for each in again.left("base", questions)] == ["0", "2"]
     assert [each.id for each in again.left("small", questions)] == ["0", "1", "2"]
     assert again.row("base")["1"]["right"] is True
+    with again.path.open("a", encoding="utf-8") as file:
+        file.write('{"row": "base", "id": "2", "ri')  # its process was killed
+    study.Record(again.path).add("base", "0", right=False)
+    assert [*study.Record(again.path).row("base")] == ["1", "0"]
+
+
+def test_examples_that_doubt(study: ModuleType, tmp_path: Path) -> None:
+    shots = [{"question": "1 + 1?", "answer": "It is <<1+1=2>>2\nSo it is 2.\n#### 2"}] * study.SHOTS
+    (tmp_path / "gsm8k_train.jsonl").write_text("\n".join(map(json.dumps, shots)), encoding="utf-8")
+    (tmp_path / "gsm8k_test.jsonl").write_text(json.dumps({"question": "2 + 2?", "answer": "#### 4"}), encoding="utf-8")
+    [question] = study.TASKS["doubts"](tmp_path)
+    said = question.messages[1]["content"].split(question.separator)
+    assert said == ["It is 2", "Wait, let me check that: 1+1 is 2. Yes, that is right.", "So it is 2.", "#### 2"]

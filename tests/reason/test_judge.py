@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from paceline import RefusalError, SamplingParams
+from paceline import InputError, RefusalError, SamplingParams
 from paceline.engine.pair import DEMO
 from paceline.reason import Ensemble, StepWishes
 from paceline.reason.judge import DIGITS, DraftJudge, score
@@ -35,10 +35,21 @@ def test_odds_are_nine_times_the_chance_of_yes() -> None:
     assert score(law({5: 0.6}), (no, yes), "odds") == 0
 
 
+def test_calibrated_odds_by_hand() -> None:
+    no, yes = 11, 12
+    told = law({no: 0.2, yes: 0.6})
+    assert score(told, (no, yes), "odds", 2.0, -1.0) == pytest.approx(9 / (1 + math.exp(1 - 2 * math.log(3))))
+    assert score(law({yes: 0.6}), (no, yes), "odds", 2.0, -50.0) == 9
+    assert score(told, (no, yes), "odds", 1.0, -800.0) == 0 and score(told, (no, yes), "odds", 500.0, 800.0) == 9
+    for wrong in ({"scale": 0.0}, {"scale": math.nan}, {"shift": math.inf}, {"score": "mean", "shift": 1.0}):
+        with pytest.raises(InputError, match="scale"):
+            StepWishes(**{"score": "odds", **wrong})  # type: ignore[arg-type]
+
+
 def test_odds_read_one_token_behind_a_shared_prefix(pair: Ensemble) -> None:
     judge = DraftJudge.of(pair.llm.text, [{"role": "user", "content": "1 + 1?"}], "odds")
     assert [pair.llm.text.decode([token]).strip() for token in judge.digits] in (["No", "Yes"], ["0", "1"])
-    wish = {"score": "odds", "separator": "apples"}
+    wish = {"score": "odds", "separator": "apples", "scale": 0.5, "shift": -1}
     for tau, author in ((0.0, SMALL), (9.1, BASE)):
         answer = pair.generate(PROMPT, StepWishes(tau=tau, **wish), GREEDY)  # type: ignore[arg-type]
         assert answer.token_ids == alone(pair, author, GREEDY)

@@ -244,7 +244,8 @@ def test_texts_do_not_depend_on_who_is_served_beside_them(model: Path) -> None:
     assert llm.engine.cache.room() == llm.engine.cache.num_blocks
 
 
-def test_a_prompted_branch_is_what_its_beginning_alone_goes_on_with() -> None:
+@pytest.mark.parametrize("early", [False, True])
+def test_a_prompted_branch_is_what_its_beginning_alone_goes_on_with(early: bool) -> None:
     llm = LLM(dtype="float32", blocks=600, drafter="none", check=True)
     messages = [{"role": "user", "content": "How does one wash a car?"}]
     rendered, asked = conversation(llm.text, messages), list[list[int]]()
@@ -254,10 +255,18 @@ def test_a_prompted_branch_is_what_its_beginning_alone_goes_on_with() -> None:
         asked.append(done.result())
         return done
 
-    runner, policy = Runner({BASE: llm.engine}), Parallel(ParallelSettings(fan_out=3, branch_tokens=45), render)
+    settings = ParallelSettings(fan_out=3, branch_tokens=45, early=early)
+    runner, policy = Runner({BASE: llm.engine}), Parallel(settings, render)
     [request] = runner.submit(llm.text.chat(messages), SamplingParams(temperature=0, max_tokens=300), policy)
+    beside = 0
     while request.finish is None:
         runner.step()
+        assert policy.planned is not None
+        beside += policy.root is not None and bool(policy.root.block) and policy.planned.finish is None
+    assert (beside > 0) is early, "branches are written beside the outline"
+    level, written = policy.level, sum(len(tokens) for name, tokens in policy.root.parts if name)  # type: ignore[union-attr]
+    assert level.kept == written > 0 and level.proposed == len(policy.outline)
+    assert 0 < level.expensive <= policy.report["passes"] and level.cheap_s > 0
     assert request.error is None and len(asked) == 2 and policy.report["branches"] == len(policy.outline) > 1
     assert policy.root is not None
     said, checked = {name: tokens for name, tokens in policy.root.parts if name}, 0
@@ -273,8 +282,32 @@ def test_a_prompted_branch_is_what_its_beginning_alone_goes_on_with() -> None:
     assert checked > 1 and llm.engine.cache.room() == llm.engine.cache.num_blocks
 
 
+@pytest.mark.parametrize("early", [False, True])
+def test_a_model_that_ends_at_once_says_nothing(early: bool) -> None:
+    llm = LLM(dtype="float32", blocks=300, drafter="none", check=True)
+    messages = [{"role": "user", "content": "How does one wash a car?"}]
+    [end] = llm.engine.session.eos
+    wish = SamplingParams(temperature=0, max_tokens=200, logit_bias={end: 100.0})
+    runner, policy = (
+        Runner({BASE: llm.engine}),
+        Parallel(ParallelSettings(early=early), conversation(llm.text, messages)),
+    )
+    [request] = runner.submit(llm.text.chat(messages), wish, policy)
+    while request.finish is None:
+        runner.step()
+    assert (request.error, request.finish, request.text) == (None, "stop", "")
+    assert policy.report["branches"] == 0 and llm.engine.cache.room() == llm.engine.cache.num_blocks
+
+
 def test_what_cannot_be_served_is_refused(tmp_path: Path) -> None:
-    for settings in ({"fan_out": 1}, {"fan_out": 65}, {"depth": 0}, {"path_tokens": 9}, {"conclusion": ""}):
+    for settings in (
+        {"mode": "tags", "early": True},
+        {"fan_out": 1},
+        {"fan_out": 65},
+        {"depth": 0},
+        {"path_tokens": 9},
+        {"conclusion": ""},
+    ):
         with pytest.raises(InputError):
             ParallelSettings(**settings)  # type: ignore[arg-type]
     windows = LLM(tiny_checkpoint(tmp_path, "mistral"), dtype="float32", blocks=20)
@@ -298,3 +331,26 @@ def test_outlines_are_lines() -> None:
         "1. aaa\n2.  b",
     ):
         assert not language.fullmatch(bad)
+
+
+def test_the_recipe_trains_on_texts_of_the_grammar(model: Path) -> None:
+    import importlib.util
+    import random
+
+    path = Path(__file__).parents[2] / "recipes" / "branches" / "train.py"
+    spec = importlib.util.spec_from_file_location("branches_recipe", path)
+    assert spec is not None and spec.loader is not None
+    recipe = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(recipe)
+    rng = random.Random(0)
+    for _ in range(50):
+        question, answer, wanted = recipe.problem(rng)
+        assert recipe.total(answer) == wanted and question.startswith("Work out ")
+    assert recipe.total("<Conclusion>7</Conclusion>") is None and recipe.total("The total is 7 or so.") is None
+    tokenizer, tiny = recipe.with_tags(model)
+    tokens, start, positions, sees = recipe.example(tokenizer, random.Random(1))
+    [block] = read(tokenizer, tokens)
+    firsts = [first for first, _ in block.paths]
+    assert len(firsts) > 1 and {positions[first] for first in firsts} == {positions[block.goal] + 1}
+    assert start <= block.goal and not sees[firsts[1], firsts[0]] and sees[block.conclusion, firsts[0]]
+    assert bool(torch.isfinite(tiny(**recipe.batch(tokenizer, random.Random(1), 2)).loss))

@@ -45,6 +45,7 @@ POLICIES: list[dict[str, Any]] = [
     {"reasoning": {"policy": "mentor", "always": True, "separator": "apples", "peek": 5}},
     {"reasoning": PARALLEL},
     {"reasoning": {**PARALLEL, "deadline_s": 0.3}},
+    {"reasoning": {**PARALLEL, "early": True}},
     {"retrieval": {"every": 3, "stride": 3, "prefetch": 2, "query_tokens": 8}},
     {"retrieval": {"every": 2, "query_tokens": 8}},
     {"neighbours": {"weight": 0.4, "k": 4, "following": 3}},

@@ -55,6 +55,14 @@ def test_top_k_one_is_exact_for_greedy_requests() -> None:
     assert made(0.5, 0.0, rule="top_k", top_k=3)[3] < made(0.5, 0.0, rule="top_k", top_k=1)[3]
 
 
+def test_a_ratio_of_one_is_exact_for_greedy_requests_and_of_zero_accepts_all() -> None:
+    assert made(0.5, 0.0, rule="ratio", ratio=1.0)[0] == made(1.0, 0.0, verifier="exact")[0]
+    _, drafted, accepted, _ = made(1.0, 0.0, rule="ratio", ratio=0.0)
+    assert accepted == drafted > 0
+    passes = [made(1.0, 0.0, rule="ratio", ratio=ratio)[3] for ratio in (1.0, 0.5, 0.1)]
+    assert passes == sorted(passes, reverse=True) and passes[0] > passes[-1]
+
+
 def test_forbidden_tokens_do_not_stand() -> None:
     engine = Setting(draft_noise=1.0, nodes={"user": 4}).engine(user=lambda tokens, nodes: [1] * nodes)
     head = engine.components["judge"]

@@ -162,14 +162,29 @@ class Writer:
         self, node: BranchNode, branches: Sequence[tuple[str, list[int]]], behind: Sequence[int]
     ) -> Iterator[None]:
         """Branches of a node, until all have ended and are joined."""
-        before = len(node.output)
-        room = share(node, len(branches))
+        return self.gather(node, iter(branches), len(branches), behind)
+
+    def gather(
+        self, node: BranchNode, coming: Iterator[tuple[str, list[int]] | None], most: int, behind: Sequence[int]
+    ) -> Iterator[None]:
+        """Branches of a node, at most `most`, each opened when it comes (None: later), until no more come, and all have
+        ended and are joined."""
+        before, room = len(node.output), share(node, most)
         room = room if self.most is None else min(room, self.most)
-        node.block = [self._begin(node, name, header, room) for name, header in branches]
-        self.blocks, self.branches = self.blocks + 1, self.branches + len(branches)
-        scripts = [self.follow(child) for child in node.block]
-        while scripts := [script for script in scripts if next(script, self) is None]:
-            yield None
+        scripts, over = list[Iterator[None]](), False
+        self.blocks += 1
+        while not over or scripts:
+            for branch in coming:
+                if branch is None:
+                    break
+                node.block.append(self._begin(node, *branch, room))
+                self.branches += 1
+                scripts.append(self.follow(node.block[-1]))
+            else:
+                over = True
+            scripts = [script for script in scripts if next(script, self) is None]
+            if scripts or not over:
+                yield None
         self.engine.apply(Join(node.request.id, [child.request.id for child in node.block], [*behind]))
         node.joined(before)
         self._skim(node)

@@ -74,10 +74,12 @@ def after(text: Text, messages: Sequence[Message], question: str = GRADING_QUEST
     return whole.rsplit(MARK, 1)[1]
 
 
-def score(logprobs: Mapping[int, float], digits: Sequence[int], how: str) -> float:
+def score(
+    logprobs: Mapping[int, float], digits: Sequence[int], how: str, scale: float = 1.0, shift: float = 0.0
+) -> float:
     """From log-probabilities of tokens the score in [0, 9]: `mean`, sum of i p_i / sum of p_i over the digits that are
-    there, `argmax`, the most probable of them, or `odds`, 9 p_yes / (p_no + p_yes). 0 where none is there: then only a
-    tau of 0 accepts the step."""
+    there, `argmax`, the most probable of them, or `odds`, 9 p_yes / (p_no + p_yes), of which `scale` and `shift`
+    calibrate the log-odds. 0 where none is there: then only a tau of 0 accepts the step."""
     weights = {i: math.exp(logprobs[token]) for i, token in enumerate(digits) if token in logprobs}
     total = sum(weights.values())
     if not total > 0:
@@ -85,4 +87,12 @@ def score(logprobs: Mapping[int, float], digits: Sequence[int], how: str) -> flo
     if how == "argmax":
         return float(max(weights, key=lambda i: weights[i]))
     mean = sum(i * weight for i, weight in weights.items()) / total
-    return HIGHEST_SCORE * mean if how == "odds" else mean
+    return HIGHEST_SCORE * calibrated(mean, scale, shift) if how == "odds" else mean
+
+
+def calibrated(chance: float, scale: float, shift: float) -> float:
+    """A chance whose log-odds are multiplied by `scale` (> 0), and `shift` added: a chance of 0 or 1 stays."""
+    if not 0 < chance < 1 or (scale, shift) == (1, 0):
+        return chance
+    odds = scale * math.log(chance / (1 - chance)) + shift
+    return 1 / (1 + math.exp(-odds)) if odds > 0 else math.exp(odds) / (1 + math.exp(odds))

@@ -11,9 +11,9 @@ class Level:
     proposed: int = 0
     accepted: int = 0
     kept: int = 0
-    """Tokens of the cheap model that stand in answers."""
+    """Tokens of the cheap model that stand in answers, or those of branches."""
     cheap_s: float = 0.0
-    """Seconds that the cheap model wrote, what was thrown away included."""
+    """Seconds that the cheap model wrote, or branches and their outlines; what was thrown away included."""
     judge_s: float = 0.0
     """Seconds of judging."""
     expensive: int = 0

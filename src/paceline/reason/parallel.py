@@ -7,7 +7,7 @@ again.
               model was not trained for is an approximation: parts do not see one another, by design
 """
 
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -41,12 +41,20 @@ ANSWER_PROMPT = (
     "After the list, close with one short sentence."
 )
 
+EARLY_PROMPT = (
+    "\n\nAnswer as a numbered list of different points, a paragraph of three to five sentences each. After the list, "
+    "close with one short sentence."
+)
+
 
 @dataclass
 class ParallelSettings:
     """Limits and mode of parallel writing. InputError for values out of range."""
 
     mode: Literal["tags", "prompt"] = "prompt"
+    early: bool = False
+    """With prompt: a branch begins as soon as its title is written, while the outline goes on, and so knows none of
+    the other titles."""
     depth: int = 2
     """Most levels of branches within branches; deeper blocks are written in sequence. With tags."""
     fan_out: int = 6
@@ -62,6 +70,8 @@ class ParallelSettings:
     def __post_init__(self) -> None:
         if self.mode not in ("tags", "prompt"):
             raise InputError(f"mode is {self.mode!r}, but it must be tags or prompt.")
+        if self.early and self.mode == "tags":
+            raise InputError("early is of the mode prompt: in tags a branch sees the whole outline; leave it out.")
         bounds = {"depth": 1, "fan_out": 2, "path_tokens": 2 * OVERDRAWN_TOKENS, "branch_tokens": 8, "deadline_s": 0}
         for name, least in bounds.items():
             value = getattr(self, name)
@@ -155,8 +165,10 @@ class Parallel:
         self.root: BranchNode | None = None
         self.writer: Writer | None = None
         self.mode: Tagged | Listed | None = None
+        self.planned: Request | None = None
+        """Writes the outline."""
         self.outline = list[str]()
-        self.outline_tokens = self.steps = 0
+        self.steps = 0
 
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         engine = engines[BASE]
@@ -179,7 +191,10 @@ class Parallel:
                 self._tell(stage)
                 if not stage.transcript.open:
                     return
+                alone, begun = self._alone(), stage.clock()
+                before = 0 if alone is None else len(alone.output)
                 yield awaited
+                self._count(alone, before, stage.clock() - begun)
             self._tell(stage)
             if self.writer is not None and self.writer.over:
                 stage.transcript.end("length", "path_tokens")
@@ -195,13 +210,32 @@ class Parallel:
         beyond = 0 if root is None or root.block else len(root.output) - tokens  # the transcript ended before it
         path = tokens if root is None else min(tokens, root.longest - beyond)
         self.level.proposed = self.level.accepted = getattr(writer, "branches", 0)
+        segments = stage.transcript.segments
+        self.level.kept = sum(each.tokens for each in segments if each.author == "branch")
         counts = {name: getattr(writer, name, 0) for name in ("blocks", "branches", "sequential")}
         if isinstance(self.mode, Tagged):
             counts["sequential"] += self.mode.sequential
         self.report.update(
             counts, tokens=tokens, critical_path=path, parallelism=round(tokens / max(path, 1), 3), passes=self.steps,
-            outline=self.outline, outline_tokens=self.outline_tokens, why=stage.transcript.why,
+            outline=self.outline, outline_tokens=len(self.planned.output) if self.planned else 0,
+            why=stage.transcript.why,
         )  # fmt: skip
+
+    def _alone(self) -> Request | None:
+        """The outline's request or the text's own, if it is the only one at work."""
+        planned = self.planned if self.planned is not None and self.planned.finish is None else None
+        if self.root is None:
+            return planned
+        return self.root.request if planned is None and not self.root.block else None
+
+    def _count(self, alone: Request | None, before: int, seconds: float) -> None:
+        """Seconds of a step. Those of a request alone, behind its prompt, are the pace of plain decoding; what its
+        branches and the outline take is to be less than the branches' tokens at that pace."""
+        if alone is None or alone is self.planned:
+            self.level.cheap_s += seconds
+        if alone is not None and 0 < before < len(alone.output):
+            self.level.expensive += len(alone.output) - before
+            self.level.expensive_s += seconds
 
     # -- modes -------------------------------------------------------------------------------------------------------
 
@@ -213,22 +247,38 @@ class Parallel:
 
     def _prompted(self, stage: Stage, made: list[Request]) -> Script:
         engine, prompt = stage.engines[BASE], stage.transcript.prompt
-        yield from self._outline(stage, made)
-        listed = len(self.outline) > 1
+        outline = yield from self._outline(stage, made)
+        while outline.finish is None and not (self.settings.early and titles(outline)):
+            yield None
+        self.outline = titles(outline)
+        listed = len(self.outline) > (0 if self.settings.early else 1)
         if listed:
             parts = "\n".join(f"{i}. {title}" for i, title in enumerate(self.outline, 1))
-            prompt = yield from self._rendered(ANSWER_PROMPT.format(parts=parts))
+            extra = EARLY_PROMPT if self.settings.early else ANSWER_PROMPT.format(parts=parts)
+            prompt = yield from self._rendered(extra)
         mode = Listed(engine.session.tokenizer)
         root = self._begin(stage, made, mode, prompt)
         assert self.writer is not None
         if listed:
             while not root.output:  # its prompt is computed once, for all branches
                 yield None
+        if listed and root.request.finish is None:
             engine.apply(Rewind(root.request.id, 0))
-            lines = [f"{'' if i == 1 else chr(10)}{i}. {title}:" for i, title in enumerate(self.outline, 1)]
-            headers = [(str(i), mode.ids(line)) for i, line in enumerate(lines, 1)]
-            yield from self.writer.fork(root, headers, mode.ids(self.settings.conclusion))
+            most = self.settings.fan_out if outline.finish is None else len(self.outline)
+            yield from self.writer.gather(root, self._headers(outline, mode), most, mode.ids(self.settings.conclusion))
         yield from self.writer.follow(root)
+
+    def _headers(self, outline: Request, mode: Listed) -> "Iterator[tuple[str, list[int]] | None]":
+        """(name, the tokens that it begins with) of each branch, as the outline's titles come; None: wait for more."""
+        number, ended = 0, False
+        while not ended:
+            ended = outline.finish is not None
+            self.outline = titles(outline)
+            for title in self.outline[number:]:
+                number += 1
+                yield str(number), mode.ids(f"{'' if number == 1 else chr(10)}{number}. {title}:")
+            if not ended:
+                yield None
 
     def _rendered(self, extra: str) -> "Generator[Future[Any] | None, None, list[int]]":
         assert self.render is not None
@@ -237,8 +287,8 @@ class Parallel:
             yield future
         return future.result()
 
-    def _outline(self, stage: Stage, made: list[Request]) -> Script:
-        """The parts of the answer, as a grammar makes the model list them."""
+    def _outline(self, stage: Stage, made: list[Request]) -> "Generator[Future[Any] | None, None, Request]":
+        """Begin the parts of the answer, which a grammar makes the model list."""
         most = self.settings.fan_out
         wish = SamplingParams(
             temperature=0.0, max_tokens=min(32 * most, stage.engines[BASE].session.longest // 2), seed=0,
@@ -246,12 +296,8 @@ class Parallel:
         )  # fmt: skip
         prompt = yield from self._rendered(OUTLINE_PROMPT.format(most=most))
         made += stage.engines[BASE].submit(prompt, wish)
-        while made[-1].finish is None:
-            yield None
-        self.outline_tokens = len(made[-1].output)
-        titles = [line.partition(". ")[2].strip() for line in made[-1].text.split("\n")]
-        whole = titles if made[-1].finish == "stop" else titles[:-1]
-        self.outline = list(dict.fromkeys(title for title in whole if title))
+        self.planned = made[-1]
+        return self.planned
 
     def _begin(self, stage: Stage, made: list[Request], mode: Tagged | Listed, prompt: list[int]) -> BranchNode:
         """The request that writes the text; the transcript ends it, by stop strings and limits."""
@@ -281,6 +327,13 @@ class Parallel:
                 notes = {"branch": name} if name else {}
                 stage.transcript.add(tokens[known:], "branch" if name else "base", **notes)
             known = max(0, known - len(tokens))
+
+
+def titles(outline: Request) -> list[str]:
+    """The different titles of an outline that stand whole so far."""
+    found = [line.partition(". ")[2].strip() for line in outline.text.split("\n")]
+    whole = found if outline.finish == "stop" else found[:-1]
+    return list(dict.fromkeys(title for title in whole if title))
 
 
 def lines(most: int) -> str:

@@ -7,6 +7,7 @@ A step ends at a blank line behind some text. The answer ends where its author e
 "boxed" in passing ends nothing, and a blank step is no step.
 """
 
+import math
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -32,6 +33,10 @@ class StepWishes:
     """A draft with a score of at least this is accepted: at most 0 takes all, above 9 none."""
     score: str = "mean"
     """`mean` of the digit's distribution, its `argmax`, or `odds`: nine times the chance that the judge says yes."""
+    scale: float = 1.0
+    """Factor of the log-odds, by which `odds` are calibrated."""
+    shift: float = 0.0
+    """Number that is added to the log-odds of `odds`."""
     first: int = 0
     """Number of first steps that the base model writes, unscored."""
     step_tokens: int = 512
@@ -49,6 +54,12 @@ class StepWishes:
     def __post_init__(self) -> None:
         if self.score not in JUDGE_SCORES:
             raise InputError(f"score is {self.score!r}, but it must be one of {', '.join(JUDGE_SCORES)}.")
+        if not math.isfinite(self.shift) or not (math.isfinite(self.scale) and self.scale > 0):
+            raise InputError(
+                f"scale is {self.scale!r} and shift {self.shift!r}, but they must be finite, scale above 0."
+            )
+        if self.score != "odds" and (self.scale, self.shift) != (1, 0):
+            raise InputError(f"scale and shift are of score odds, but score is {self.score}; leave them out.")
         check_separator(self.separator)
         for name, least in (("first", 0), ("step_tokens", 1), ("repeats", 2), ("budget", 0), ("deadline_s", 0)):
             value = getattr(self, name)
@@ -135,7 +146,8 @@ class StepwiseAnswer:
         finally:
             engine.abort(request)
         base.note(request, 0, begun, "judge")
-        return score(request.logprobs[0].top, self.judge.digits, self.wishes.score)
+        wished = self.wishes
+        return score(request.logprobs[0].top, self.judge.digits, wished.score, wished.scale, wished.shift)
 
     def judged(self, accepted: bool, text: Transcript, grade: float, part: PenPart) -> None:
         self.level.proposed += 1

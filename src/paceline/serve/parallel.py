@@ -12,7 +12,9 @@ from paceline.serve.prompts import render
 from paceline.serve.protocol import ChatRequest, Message, MessagePart
 from paceline.serve.server import Server
 
-PARALLEL_FIELDS = ("mode", "depth", "fan_out", "path_tokens", "branch_tokens", "conclusion", "deadline_s")
+PARALLEL_FIELDS = (
+    "mode", "early", "depth", "fan_out", "path_tokens", "branch_tokens", "conclusion", "deadline_s",
+)  # fmt: skip
 """Settings of the policy."""
 
 

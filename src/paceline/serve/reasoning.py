@@ -16,7 +16,19 @@ from paceline.serve.server import Server
 OF: dict[str, tuple[type[Wishes], tuple[str, ...]]] = {
     "steps": (
         StepWishes,
-        ("tau", "score", "first", "step_tokens", "repeats", "speculate", "budget", "deadline_s", "separator"),
+        (
+            "tau",
+            "score",
+            "scale",
+            "shift",
+            "first",
+            "step_tokens",
+            "repeats",
+            "speculate",
+            "budget",
+            "deadline_s",
+            "separator",
+        ),
     ),
     "mentor": (
         MentorWishes,

@@ -6,6 +6,7 @@ neither test keeps is replaced by plain decoding's own draw; behind a chain that
 With threshold 1 the text is that of `exact`; with 0 every draft stands.
 """
 
+import math
 from collections.abc import Mapping
 from typing import cast
 
@@ -60,6 +61,8 @@ class JudgeRule(Rule):
             return False
         if head.rule == "top_k":
             return int((scores > scores[token]).sum()) < head.top_k
+        if head.rule == "ratio":
+            return float(scores[token].double() - scores.double().max()) >= math.log(max(head.ratio, 1e-300))
         if head.threshold >= 1:
             return False
         return float(head(case.hidden(child)["post_norm"][None])[0]) > head.threshold
