@@ -32,7 +32,7 @@ MOST_TEMPLATE_NUMBER = 1 << 20
 """Largest number that a template gives to a function: a width, a count."""
 MOST_NUMBER_BITS = 1 << 12
 MOST_MARGIN = 64
-WIDE = re.compile(r"[0-9*]{6}|\*")
+WIDE_FIELDS = re.compile(r"[0-9*]{6}|\*")
 """A format whose fields are very wide, or as wide as an argument says."""
 
 
@@ -85,7 +85,7 @@ def check_operation(operator: str, left: Any, right: Any) -> None:
 def check_format(form: str | bytes, given: Iterable[Any]) -> None:
     """The size of a formatted text, at most: each field may be the longest argument."""
     text = form if isinstance(form, str) else form.decode("latin-1")
-    if WIDE.search(text):
+    if WIDE_FIELDS.search(text):
         raise SecurityError("it formats a text with fields that are too wide")
     longest = max((each for it in given for each in sizes(it)), default=0)
     make(len(text) + (text.count("%") + text.count("{")) * longest)

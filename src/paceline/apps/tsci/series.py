@@ -209,7 +209,7 @@ def number_columns(table: TextTable, when: str | None) -> list[str]:
     return out
 
 
-MOST_KEYS = 10
+MOST_KEY_COLUMNS = 10
 """Columns of a table up to which two or three of them together may tell its series apart."""
 
 
@@ -222,7 +222,7 @@ def chosen(
     texts = [name for name in table.header if name not in (when, value)]
     groups: list[tuple[tuple[str, ...], list[str]]] = []
     repeated = len(set(times)) < len(times)
-    widest = 3 if len(texts) <= MOST_KEYS else 1
+    widest = 3 if len(texts) <= MOST_KEY_COLUMNS else 1
     for names in (names for count in range(1, widest + 1) for names in combinations(texts, count)):
         if not repeated and one is None:
             break
