@@ -94,8 +94,8 @@ class Text:
                 self._forms[role] = form(render, role)
             except EndlessTemplateError:
                 self._endless = EndlessTemplateError(
-                    f"The chat template takes more than {TEMPLATE_TRIAL_S:g} s of a processor for one short message; give "
-                    "another as chat_template."
+                    f"The chat template takes more than {TEMPLATE_TRIAL_S:g} s of a processor for one short message; "
+                    "give another as chat_template."
                 )
                 raise self._endless from None
         return self._forms[role]
