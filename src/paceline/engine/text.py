@@ -92,9 +92,12 @@ class Text:
                 self._forms.clear()
             try:
                 self._forms[role] = form(render, role)
-            except EndlessTemplateError as error:
-                self._endless = error
-                raise
+            except EndlessTemplateError:
+                self._endless = EndlessTemplateError(
+                    f"The chat template takes more than {TEMPLATE_TRIAL_S:g} s of a processor for one short message; "
+                    "give another as chat_template."
+                )
+                raise self._endless from None
         return self._forms[role]
 
     def decode(self, tokens: Sequence[int]) -> str:
