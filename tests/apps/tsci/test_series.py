@@ -222,6 +222,11 @@ def test_points_and_commas_that_contradict_each_other_are_refused(tmp_path: Path
         read_series(write(tmp_path, text))
 
 
+def test_points_part_thousands_where_another_column_has_decimal_commas(tmp_path: Path) -> None:
+    path = write(tmp_path, "tag;leute;flaeche\n" + "".join(f"{d};2{n % 10}6.243;{n},65\n" for n, d in enumerate(DAYS)))
+    assert read_series(path, "leute").values[:2].tolist() == [206243, 216243]
+
+
 def test_rows_of_unequal_length_without_headings_are_refused(tmp_path: Path) -> None:
     text = "".join(f"{d},${'1,003.37' if n % 3 else '990.10'},ok\n" for n, d in enumerate(DAYS))
     with pytest.raises(ValueError, match="row 1: its cells are not 4 as in most rows"):

@@ -60,8 +60,14 @@ class TextTable:
         return [row[at] for row in self.rows]
 
     def numbers(self, name: str) -> list[float | None]:
-        """A column's values, as `numbers`."""
-        return numbers(self.column(name), self.mark)
+        """A column's values, as `numbers`; 246.243 is a thousand where other columns of the table have decimal
+        commas."""
+        texts = self.column(name)
+        plain = [each for each in (AROUND.sub("", text) for text in texts) if each.lower() not in MISSING]
+        grouped = all(GROUPED.match(each) or each.isdigit() for each in plain) and any("." in each for each in plain)
+        if grouped and any(shows_commas(self.column(each), self.mark) for each in self.header if each != name):
+            return [float("nan") if each.strip().lower() in MISSING else number(each, True) for each in texts]
+        return numbers(texts, self.mark)
 
 
 def read_table(path: Path) -> TextTable:
@@ -235,6 +241,16 @@ def decimal_comma(texts: Sequence[str], mark: str = ",") -> bool:
     if points:
         raise TableError(f"{shown[0]!r} has a decimal comma and {points[0]!r} a decimal point; write all rows alike.")
     return True
+
+
+def shows_commas(texts: Sequence[str], mark: str) -> bool:
+    """Whether a column of numbers alone has decimal commas."""
+    try:
+        return decimal_comma(texts, mark) and all(
+            text.strip().lower() in MISSING or number(text, True) is not None for text in texts
+        )
+    except TableError:
+        return False
 
 
 def numbers(texts: Sequence[str], mark: str = ",") -> list[float | None]:

@@ -94,6 +94,10 @@ def rewritten(path: Path, copy: Path) -> TextTable | None:
     return table
 
 
+POINTED = re.compile(r"[+-]?\d+\.\d{3}")
+"""Digits with a point that may part thousands."""
+
+
 def peoples(table: TextTable, title: str) -> list[str] | None:
     """A column of numbers or times in plain form, if some are written as people write them; else None."""
     texts = table.column(title)
@@ -104,7 +108,8 @@ def peoples(table: TextTable, title: str) -> list[str] | None:
         found = table.numbers(title)
     except (TableError, TimeError):
         return None
-    if None in found or not any(map(is_odd, filled)):
+    thousands = any(value and POINTED.fullmatch(text) and value != float(text) for text, value in zip(texts, found))
+    if None in found or not (thousands or any(map(is_odd, filled))):
         return None
     return [repr(value) if value == value else "" for value in found]
 
