@@ -222,6 +222,26 @@ def test_scores_far_apart_leave_every_logit_finite(tmp_path: Path, unit: Unit) -
     assert (ours - exact).abs().median() < 0.2 * exact.abs().median()
 
 
+@pytest.mark.parametrize("kv", [None, "int8"])
+@pytest.mark.parametrize("unit", (Unit.TILES, Unit.SHORT), ids=attrgetter("name"))
+def test_what_an_earlier_text_left_in_a_block_is_nobodys(
+    checkpoints: dict[str, Path], unit: Unit, kv: str | None
+) -> None:
+    """A block whose last text was not finite serves the next one, through passes that end at any lane."""
+    tokens = text(7, 60)
+    decoder = native(checkpoints["llama-biases"], unit, kv=kv)
+    passes = [Chunk(range(8), 0, tokens[:5]), Chunk(range(8), 5, tokens[5:11], tokens[20:24], [-1, 0, -1, 2])]
+    passes += [Chunk(range(8), 11, tokens[11:12]), Chunk(range(8), 12, tokens[12:40])]
+
+    def logits(left: float) -> list[Tensor]:
+        decoder.allocate(8, 16)
+        for pool in decoder.scales if kv else (decoder.keys, decoder.values):
+            pool.fill_(left)
+        return [decoder.forward(lay_out([chunk], 16)).logits for chunk in passes]
+
+    assert all(torch.equal(ours, clean) for ours, clean in zip(logits(float("nan")), logits(0.0), strict=True))
+
+
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 def test_int8_layer(monkeypatch: pytest.MonkeyPatch, unit: Unit) -> None:
     """Exactly the product of the rounded matrices: integers add up without rounding."""
