@@ -85,6 +85,12 @@ class Toy:
         last = np.array(([VOCAB] * ORDER + context)[-ORDER:])
         return (len(context) if length is None else length) % PHASES, int(last @ DIGITS % CODES)
 
+    @staticmethod
+    def code(context: Ints) -> Ints:
+        """Where the table is read, from the last tokens [rows, ORDER]."""
+        code: Ints = context @ DIGITS % CODES
+        return code
+
     def next_logits(self, context: list[int], length: int | None = None) -> torch.Tensor:
         """Logits [V] after `context`: the definition."""
         return self.table[self.state([turned(token, self.turn) for token in context], length)]
@@ -204,7 +210,7 @@ class Toy:
             token = self.own(rows, token)
             self.pool[layer, rows.slot.numpy()] = token
             context = np.concatenate((self.pool[layer], token, [VOCAB]))[places]
-            number += 2 * (depth % PHASES * CODES + context @ DIGITS % CODES + 1)
+            number += 2 * (depth % PHASES * CODES + self.code(context) + 1)
         if (layer, "ffn") in skip:
             number += 1
 

@@ -18,7 +18,7 @@ from paceline.engine.config import EngineConfig
 from paceline.engine.layout import Layout, lay_out, tree_words
 from paceline.engine.loop import Engine
 from tests.lossless.cases import FEATURES, Setting, Wish, check
-from tests.toy import Toy, table
+from tests.toy import Ints, Toy, table
 
 W, N, G = 3, 4, 2
 TEXT = [5, 1, 2, 3, 4, 0, 6, 2, 4, 5]
@@ -175,8 +175,8 @@ class Counting(Toy):
     """After x comes x + 1, of 64 tokens."""
 
     @staticmethod
-    def place(length: int, last: list[int]) -> list[float]:
-        return [0.0, float(last[-1])]
+    def code(context: Ints) -> Ints:
+        return context[:, -1]
 
     def head(self, hidden: torch.Tensor) -> torch.Tensor:
         return torch.nn.functional.one_hot((hidden[:, 1].long() + 1) % 64, 64).to(torch.float64)

@@ -286,8 +286,8 @@ def test_an_exit_that_is_always_right_is_found() -> None:
     """With a head that needs no upper layers the lowest exit pays most, and drafts grow long."""
     setting = Setting(nodes={"del": 12})
     engine = setting.engine()
-    engine.model.normed = lambda state, real=Toy.normed: real(  # type: ignore[attr-defined]
-        [state[0], state[1] if state[1] < 1 else sum(lowest(state[1]) * BASE**i for i in range(LAYERS))]
+    engine.model.normed = lambda number, real=Toy.normed: real(  # type: ignore[attr-defined]
+        number if number < 1 else sum(lowest(number) * BASE**i for i in range(LAYERS))
     )
     [[request]] = run(engine, [wish("del", max_tokens=40)])
     assert request.output == plain(Toy(table(0), 48), PROMPT, wish("none", max_tokens=40).params)

@@ -226,7 +226,7 @@ def grammar_unknown_to_the_draft(patch: MonkeyPatch) -> None:
 def pruned_under_a_q_rule(patch: MonkeyPatch) -> None:
     """9: drawn nodes that the grammar rules out are dropped before they are judged."""
     grammar_unknown_to_the_draft(patch)
-    patch.setattr(prune, "stays", lambda part, node, items: False)
+    patch.setattr(prune, "drawn", lambda part, node, items: False)
 
 
 BLOCK = Setting().block_size

@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline.core.errors import RefusalError
@@ -201,6 +202,44 @@ def test_slow_twin(checkpoints: dict[str, Path], form: str, unit: Unit, length: 
     twin = (logits(load_model(checkpoints[form], fast=False)) - exact).abs()
     ours = (logits(native(checkpoints[form], unit)) - exact).abs()
     assert ours.mean() < 1.2 * twin.mean() and ours.max() < 3 * twin.max()
+
+
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
+def test_scores_far_apart_leave_every_logit_finite(tmp_path: Path, unit: Unit) -> None:
+    """Biases of queries and keys like those of Qwen 2.5: scores of one row differ by 0 to some thousands, and e^-180 is
+    further from 1 than a float32 can say in one factor."""
+    path, tokens = write(tmp_path, CASES["llama-biases"]), text(5, 300)
+    weights = load_file(path / "model.safetensors")
+    for name in (name for name in weights if name.endswith(("q_proj.bias", "k_proj.bias"))):
+        weights[name] = torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(1)) * 15
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    decoder, spread = native(path, unit), load_model(path, dtype="float32")
+    for model in (decoder, spread):
+        model.allocate(100, 4)
+    rows = lay_out([Chunk(range(100), 0, tokens)], 4)
+    ours, exact = decoder.forward(rows).logits, spread.forward(rows).logits
+    assert ours.isfinite().all() and exact.isfinite().all()
+    assert (ours - exact).abs().median() < 0.2 * exact.abs().median()
+
+
+@pytest.mark.parametrize("kv", [None, "int8"])
+@pytest.mark.parametrize("unit", (Unit.TILES, Unit.SHORT), ids=attrgetter("name"))
+def test_what_an_earlier_text_left_in_a_block_is_nobodys(
+    checkpoints: dict[str, Path], unit: Unit, kv: str | None
+) -> None:
+    """A block whose last text was not finite serves the next one, through passes that end at any lane."""
+    tokens = text(7, 60)
+    decoder = native(checkpoints["llama-biases"], unit, kv=kv)
+    passes = [Chunk(range(8), 0, tokens[:5]), Chunk(range(8), 5, tokens[5:11], tokens[20:24], [-1, 0, -1, 2])]
+    passes += [Chunk(range(8), 11, tokens[11:12]), Chunk(range(8), 12, tokens[12:40])]
+
+    def logits(left: float) -> list[Tensor]:
+        decoder.allocate(8, 16)
+        for pool in decoder.scales if kv else (decoder.keys, decoder.values):
+            pool.fill_(left)
+        return [decoder.forward(lay_out([chunk], 16)).logits for chunk in passes]
+
+    assert all(torch.equal(ours, clean) for ours, clean in zip(logits(float("nan")), logits(0.0), strict=True))
 
 
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))

@@ -148,6 +148,18 @@ struct Cache : Rows {
     }
   }
 
+  // Values of a group's lanes from `end` on, which no row sees before it writes them: what an earlier text left there may not
+  // be finite, and then its share of 0 would not be 0
+  void clear(bf16* values, i64 end) const {
+    for (i64 d = 0; end % 2 && d < dims(); d += 16)
+      _mm512_mask_storeu_epi16(values + (end / 2 * dims() + d) * 2, 0xaaaaaaaau, _mm512_setzero_si512());
+    const i64 pair = (end + 1) / 2;
+    memset(values + pair * dims() * 2, 0, (8 - pair) * dims() * 4);
+  }
+  void clear(const Bytes& values, i64 end) const {
+    for (i64 line = 0; line < dims() / 2; line += 16) memset(values.scales + line + end, 0, (16 - end) * 2);
+  }
+
   // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots. Rows that share a
   // group of slots write there together, by whole cache lines: each of many small stores holds up the loads after it
   void rope(const Layer& l, i64 layer) {
@@ -182,7 +194,12 @@ struct Cache : Rows {
         narrow(v, plain + lane * dims());
         lanes |= 1 << lane;
       }
-      if (m.bytes) continue;
+      const i64 latest = (first - 1) % p.rows, end = p.slot[latest] % 16 + 1;
+      const bool ends = latest + 1 == p.rows || p.slot[latest + 1] / 16 != at;
+      if (m.bytes) {
+        if (ends) clear(bytes(true, layer, head, at), end);
+        continue;
+      }
       bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
       for (i64 d = 0; d < dims(); d += 32) {
         __m512i square[16];
@@ -199,6 +216,7 @@ struct Cache : Rows {
           _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, there, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
         }
       }
+      if (ends) clear(values, end);
     }
   }
 

@@ -200,7 +200,7 @@ static inline F fraction(const F& t) {  // t - floor(t)
   return y;
 }
 static inline F scaled(const F& x, const F& t) {  // x 2^floor(t)
-  const F bound = least(most(t, set(-300.f)), set(300.f));
+  const F bound = least(most(t, set(-252.f)), set(254.f));  // each factor below is a power of two
   F y;
   EVERY {
     const Words n = __builtin_convertvector(lower(bound.p[i]), Words), half = n >> 1;
