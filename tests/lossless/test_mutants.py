@@ -6,7 +6,6 @@ lives in tests/cache.
 
 import random
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -630,9 +629,8 @@ def test_a_draft_model_that_knows_no_rules_is_asked_for_no_chain_with_them(able:
     draft.chain = chain  # type: ignore[attr-defined]
     wish = {"drafter": "model", "seed": 1, "max_tokens": 12, "logprobs": 0, **FEATURES["penalties"]}
     engine.submit([1, 2, 3], SamplingParams(**wish).resolve({}))
-    with pytest.raises(InterruptedError) if able else nullcontext():
-        while engine.busy:
-            engine.step()
+    while engine.busy:  # without a drafter that failed
+        engine.step()
     assert bool(seen) is able
 
 
