@@ -36,7 +36,7 @@ class LogitRules:
     counts: Mapping[int, int] = field(default_factory=dict)
     """How often each id of the output occurs in it."""
     made: list[Any] = field(default_factory=list, init=False, repr=False)
-    """The same as the native library reads it, once it was asked for."""
+    """Structure of the native library that says this, once it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

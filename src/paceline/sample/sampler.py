@@ -45,7 +45,7 @@ class _Slot:
     """Can `LogitRules` say what all of these do? A target may still be unable to apply them."""
     paths: dict[Path, tuple[Any, ...]] = field(default_factory=dict)
     warps: dict[Path, Warp] = field(default_factory=dict)
-    """The same with the rules behind these paths, so that all rows and calls of a step share them."""
+    """Its form with the rules behind these paths: all rows and calls of a step share it."""
 
 
 class Sampler:
