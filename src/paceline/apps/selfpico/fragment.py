@@ -225,7 +225,7 @@ class PicoRunner:
 
 
 def facts_of(source: str) -> dict[str, Any]:
-    """What the runtime is told of a fragment: attributes read of each name, fields, files, words of a command line."""
+    """What the runtime gets of a fragment: attributes read of each name, fields, files, words of a command line."""
     text, _ = runnable(textwrap.dedent(source))
     return {"read": attributes_of(source), "fields": fields_of(text), "within": files_within(source),
             "argv": given_argv(text)}  # fmt: skip

@@ -176,7 +176,7 @@ YEAR_CELL = re.compile(r"(1[5-9]|20|21)\d\d")
 YEAR_HEADINGS = TIME_COLUMNS - {"t", "index", "step"} | {
     "years", "yr", "jahre", "año", "ano", "anio", "année", "annee", "an", "anno", "fiscal year",
 }  # fmt: skip
-"""Headings of columns of years, beside which 1 to 12 and t1 to t4 are months and quarters."""
+"""Headings of columns of years: next to them 1 to 12 and t1 to t4 are months and quarters."""
 
 
 def period_place(heading: str, years: str) -> tuple[int, int] | None:
