@@ -274,15 +274,16 @@ class Record:
 
     `settings`: what the figures depend on. They stand in lines of their own before the first figure that has them, and
     a record in which one of them has another value is refused, as is one that holds figures and no settings at all.
-    Without `settings` it is only read.
+    Without `settings` it is only read; without a path it lasts as long as its process.
     """
 
-    def __init__(self, path: Path, settings: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, path: Path | None, settings: Mapping[str, Any] | None = None) -> None:
         self.path, self.settings = path, dict[str, Any]()
-        if path.is_file() and not (known := path.read_bytes()).endswith(b"\n"):
+        held = path is not None and path.is_file()
+        if held and not (known := path.read_bytes()).endswith(b"\n"):
             path.write_bytes(known[: known.rfind(b"\n") + 1])
         self.all, told = list[dict[str, Any]](), False
-        for each in lines(path) if path.is_file() else []:
+        for each in lines(path) if held else []:
             if SETTINGS in each:
                 self.settings, told = {**self.settings, **each[SETTINGS]}, True
             elif "row" in each and "id" in each:
@@ -314,8 +315,9 @@ class Record:
         self._write(made)
 
     def _write(self, made: Mapping[str, Any]) -> None:
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(made) + "\n")
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(made) + "\n")
 
     def row(self, name: str) -> dict[str, dict[str, Any]]:
         """{question: its facts}"""

@@ -93,13 +93,15 @@ def test_the_table_is_read_from_what_is_there(
     out.mkdir()
     study.main(asked(study, data, "--table"))
     assert len(capsys.readouterr().out.splitlines()) == 2, "nothing yet"
+    (out / "gap.jsonl").touch()
     with pytest.raises(SystemExit, match="of which models"):
-        (out / "gap.jsonl").touch()
         study.main(asked(study, data, "--table"))
-    study.settings(study_args := parsed(study, data)).settle()
-    with pytest.raises(SystemExit, match="was made with base target .*, not draft"):
-        study_args.base = study_args.small
-        study.settings(study_args)
+    (out / "gap.jsonl").unlink()
+    args = parsed(study, data)
+    study.settings(args).settle()
+    args.base = args.small
+    with pytest.raises(SystemExit, match=r"was made with base target .*, not draft"):
+        study.settings(args)
     gap, steps, times = (study.Record(out / f"{name}.jsonl") for name in ("gap", "steps", "times"))
     for number, right in (("0", True), ("1", False)):
         gap.add("gsm8k small", f"gsm8k-{number}", right=False)

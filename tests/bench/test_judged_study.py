@@ -93,9 +93,9 @@ def test_a_record_is_of_its_settings(study: ModuleType, tmp_path: Path) -> None:
     assert again.row("base")["1"]["right"] is True
     again.add("small", "1", right=False)
     assert len(study.Record(path).all) == 2 and study.Record(path, {"small": "two", "quantize": None})
-    for other in ({"base": "three"}, {"quantize": "int4"}):
-        with pytest.raises(SystemExit, match=rf"was made with {[*other][0]} .*, not {[*other.values()][0]}"):
-            study.Record(path, other)
+    for name, value in (("base", "three"), ("quantize", "int4")):
+        with pytest.raises(SystemExit, match=rf"was made with {name} .*, not {value}"):
+            study.Record(path, {name: value})
     path.write_text('{"row": "base", "id": "1"}\n', encoding="utf-8")
     with pytest.raises(SystemExit, match="does not say how its figures were made"):
         study.Record(path, {"base": "one"})
