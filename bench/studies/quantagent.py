@@ -2,10 +2,10 @@
 
     python -m bench.studies.quantagent FOLDER/*_4h.csv.gz --url URL --record FILE.jsonl [--most 800] [--report]
 
-Each decision is a JSON line, and the same command goes on where it ended; another model, and other bars of an asset, are
-refused there. Windows come in an order drawn by seed, so
-what a run that was ended has recorded is a fair sample of all assets. The row `without the correction` is what the same
-answers would have decided if the model's leaning had been left in.
+Each decision is a JSON line, and the same command goes on where it ended; another model, and other bars of an asset,
+are refused there. Windows come in an order drawn by seed, so what a run that was ended has recorded is a fair sample of
+all assets. The row `without the correction` is what the same answers would have decided if the model's leaning had been
+left in.
 """
 
 import argparse
@@ -44,22 +44,18 @@ def main(words: Sequence[str] | None = None) -> None:
     assets = {file: file.name.split(".")[0] for file in given.files}
     if (twice := Counter(assets.values()).most_common(1)[0])[1] > 1:
         parser.error(f"asset {twice[0]} has two files; give one, or rename one")
-    rows = [
-        case
-        for file, asset in assets.items()
-        for case in cases(asset, read_windows(file), None, LOOKBACK, QUANT_HORIZON)
-    ]
+    rows = list[QuantCase]()
+    for file, asset in assets.items():
+        rows += cases(asset, read_windows(file), None, LOOKBACK, QUANT_HORIZON)
     random.Random(0).shuffle(rows)
     settings = {"horizon": [LOOKBACK, QUANT_HORIZON], **{f"bars {assets[file]}": digest(file) for file in assets}}
     if not given.report:
         asyncio.run(decided(rows[: given.most], given, settings))
     record = Record(given.record, settings)
-    kept = {
-        (each["row"], each["id"]): QuantDecision(
-            **{name: value for name, value in each.items() if name not in ("row", "id")}
-        )
-        for each in record.all
-    }
+    kept = dict[tuple[str, str], QuantDecision]()
+    for each in record.all:
+        facts = {name: value for name, value in each.items() if name not in ("row", "id")}
+        kept[each["row"], each["id"]] = QuantDecision(**facts)
     report([case for case in rows if (case.asset, case.window) in kept], kept)
 
 

@@ -7,8 +7,9 @@ from paceline.apps.common.client import AppClient
 
 
 def add_served(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--served-as", metavar="TEXT", help="how the model is served where its name does not tell, such "
-                        "as int4; kept in the record, which is refused with another")  # fmt: skip
+    """Add the word for what a server does not tell."""
+    told = "how the model is served, such as int4; kept in the record, which is refused with another"
+    parser.add_argument("--served-as", metavar="TEXT", help=told)
 
 
 async def served(client: AppClient, given: argparse.Namespace) -> dict[str, Any]:
