@@ -53,8 +53,8 @@ def test_a_policy_is_added_and_another_refused(
     capsys.readouterr()
     jssp.main([*words, "--policy", str(first)])
     said = capsys.readouterr().out
-    assert len(solved) == 2, "only what the record lacks" and "learned - it" in said and "all (2 problems)" in said
-    assert "learned: " in said
+    assert len(solved) == 2, "only what the record lacks"
+    assert "learned - it" in said and "all (2 problems)" in said and "learned: " in said
     solved.clear()
     jssp.main([*words, "--policy", str(first)])
     jssp.main([*words, "--report"])
