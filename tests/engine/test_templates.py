@@ -21,7 +21,7 @@ NESTED = (
     "{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
 )
 BOMBS = {
-    "power": "{{ 10 ** 10 ** 8 }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
     "powers": "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     "times": "{{ 'x' * 10 ** 10 }}",
     "list": "{{ ([1] * 10 ** 10)|length }}",
@@ -63,8 +63,8 @@ BOMBS = {
     "nested select": f"{NESTED}{{{{ [ns.x]|select('eq', ns.y)|list }}}}",
     "nested count": f"{NESTED}{{{{ [ns.x].count(ns.y) }}}}",
     "nested key": NESTED.replace("[", "(").replace("]", ")") + "{{ {}[ns.x] }}",
-    "nested namespace": "{% set ns = namespace(x=1) %}{% for i in range(60) %}{% set ns.x = namespace(a=ns.x, b=ns.x) %}"
-    "{% endfor %}{{ ns.x }}",
+    "nested namespace": "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
+    "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
     "long texts compared": "{% set a = 'a' * 2 ** 22 %}{% set b = 'a' * 2 ** 22 %}{{ ([a] * 2 ** 20).count(b) }}",
     "width as told": "{{ '{:{}}'.format('x', 9999999999) }}",
     "precision": "{{ 5|round(9999999, 'floor') }}",
@@ -110,10 +110,12 @@ def test_end_with_a_clients_messages_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_what_makes_too_much(bomb: str, tmp_path: Path) -> None:
+def test_what_makes_too_much(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST_TEMPLATE_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(templates, "MOST_MADE_CHARACTERS", 1 << 23)
     path = tmp_path / "template.jinja"
     path.write_text(bomb)
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"refused the messages \((it |'lipsum' is undefined)"):
         Text(DEMO, path).render(ASK)
     assert templates.USED.end == inf
 
@@ -153,7 +155,8 @@ HONEST = (
     "{{ messages|groupby('role')|length }}{{ messages == [] }}{{ [[1], [2]]|sum(start=[]) }}{{ 3.14159|round(2) }}"
     "{{ {'b': 1, 'a': (2, 3)}|dictsort }}{{ {('a', 1): 2}[('a', 1)] }}{{ messages|tojson(indent=4) }}{{ range(3) }}"
     "{% filter upper %}x{% endfilter %}{% call w('s') %}{% endcall %}{{ [1, 2]|reverse|list }}{{ '%s' % (none,) }}"
-    "{{ nothing is defined }}{{ 'a' is in 'abc' }}{{ 3 is divisibleby 3 }}{{ messages|pprint }}{{ '<a>b</a>'|striptags }}"
+    "{{ nothing is defined }}{{ 'a' is in 'abc' }}{{ 3 is divisibleby 3 }}{{ messages|pprint }}"
+    "{{ '<a>b</a>'|striptags }}"
 )
 
 

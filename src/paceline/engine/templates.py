@@ -95,7 +95,7 @@ def weigh(value: Any, margin: int = 0) -> int:
     total, depth, parts = 0, 0, [value]
     while parts:
         below: list[Any] = []
-        total += len(parts) * (16 + margin * depth)
+        total += len(parts) * (64 + margin * depth)
         for part in parts:
             if isinstance(part, str | bytes):
                 total += len(part)
@@ -108,7 +108,7 @@ def weigh(value: Any, margin: int = 0) -> int:
                 below.append(object.__getattribute__(part, "_Namespace__attrs"))
             elif isinstance(part, Collection) and not isinstance(part, range):
                 below += part
-            bound(total + 16 * len(below))
+            bound(total + 64 * len(below))
         parts, depth = below, depth + 1
     return total
 
@@ -208,7 +208,7 @@ def check_call(name: str, value: Any, args: tuple[Any, ...], named: Mapping[str,
         make(sum(map(weigh, many)) + prod(map(len, many)))
     elif name == "sum":
         if any(isinstance(it, list | tuple) for it in given):
-            bound(size(value) * weigh(value) >> 11)
+            bound(size(value) * weigh(value) >> 13)
     elif name == "%":
         check_percent(str(value), named or args)
     elif name in ("format", "format_map") and isinstance(value, str):
