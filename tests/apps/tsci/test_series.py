@@ -1,6 +1,7 @@
 """Series and windows: what a CSV may hold, and the seal over the future."""
 
 import gzip
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -267,15 +268,15 @@ def test_a_table_with_a_column_for_each_month_is_one_series(tmp_path: Path, head
 MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
 
 
-def wide(path: Path, head: list[str], *rows_: list[object]) -> Path:
+def wide(path: Path, head: Sequence[object], *rows_: Sequence[object]) -> Path:
     return write(path, "\n".join(",".join(map(str, row)) for row in [head, *rows_]) + "\n")
 
 
 @pytest.mark.parametrize("blank", ["", "NA", "-"])
 def test_a_wide_table_may_begin_with_the_newest_year(tmp_path: Path, blank: str) -> None:
-    rows_ = [[year, *(year * 100 + n for n in range(12))] for year in (2023, 2022, 2021)]
-    rows_[0][-2:] = [blank] * 2  # type: ignore[list-item]
-    series = read_series(wide(tmp_path, ["Year", *MONTHS], *map(list, rows_)))
+    rows_: list[list[object]] = [[year, *(year * 100 + n for n in range(12))] for year in (2023, 2022, 2021)]
+    rows_[0][-2:] = [blank] * 2
+    series = read_series(wide(tmp_path, ["Year", *MONTHS], *rows_))
     assert (len(series), series.values[0], series.values[-1]) == (34, 202100, 202309)
     assert series.following(1) == ["2023-11-01"]
 
@@ -301,7 +302,7 @@ def test_numbers_are_months_beside_a_column_called_years_alone(
     tmp_path: Path, first: str, heads: list[object], count: int
 ) -> None:
     rows_ = [[year, *(year + n for n in range(len(heads)))] for year in range(2001, 2013)]
-    assert len(read_series(wide(tmp_path, [first, *map(str, heads)], *map(list, rows_)))) == count
+    assert len(read_series(wide(tmp_path, [first, *map(str, heads)], *rows_))) == count
 
 
 def test_columns_of_values_are_no_keys_for_a_few_times_that_come_twice(tmp_path: Path) -> None:

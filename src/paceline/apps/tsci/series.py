@@ -115,10 +115,10 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
         raise ValueError(f"{path} has no column {column}; its columns are {', '.join(table.header)}.")
     if not table.rows:
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
-    table, made = unfolded(table, column)
-    when = time_column(table, made or column)
-    value = made or column or value_column(table, when)
-    others = [name for name in reversed(number_columns(table, when)) if name != value and value != (made or column)]
+    table, joined = unfolded(table, column)
+    when = time_column(table, joined or column)
+    value = joined or column or value_column(table, when)
+    others = [name for name in reversed(number_columns(table, when)) if name != value and value != (joined or column)]
     table, label, said = chosen(table, when, value, one, path)
     notes = [*table.notes, *said, *(f"{path.name}, {each}" for each in table.points_said(value))]
     if others:

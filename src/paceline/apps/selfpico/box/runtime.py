@@ -293,7 +293,7 @@ class Runtime:
             self.events.write("call", line=line, name=name, **said)
 
     def line_of(self, function: Any) -> int:
-        return int(function.__code__.co_firstlineno) - self.shift
+        return int(function.__code__.co_firstlineno) - int(self.shift)
 
     def argument(self, of: str, part: tuple[str, str], line: int, kept: dict[str, Any], kind: str = "name") -> Any:
         """The value of a parameter: the search's, else what its annotation says, else what a predictor says."""

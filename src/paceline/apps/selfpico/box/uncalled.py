@@ -104,7 +104,7 @@ def raised_on_purpose(error: BaseException, file: str, tree: ast.AST) -> bool:
     place = list(last.tb_frame.f_code.co_positions())[last.tb_lasti // 2]
     for node in ast.walk(tree):
         if isinstance(node, ast.Raise | ast.Assert):
-            parts = [node] if isinstance(node, ast.Raise) else [node, node.test]
+            parts: list[ast.stmt | ast.expr] = [node] if isinstance(node, ast.Raise) else [node, node.test]
             by_assert = isinstance(node, ast.Raise) or type(error) is AssertionError
             if by_assert and any(
                 place == (part.lineno, part.end_lineno, part.col_offset, part.end_col_offset) for part in parts
