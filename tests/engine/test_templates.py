@@ -39,7 +39,7 @@ BOMBS = {
     "method": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}"
     "{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}",
     "joined": "{% set b = 'x' * 999999 %}{{ b.join(b) }}",
-    "joined from a filter": "{% set b = 'x' * 999999 %}{{ range(99999)|map('string')|join(b) }}",
+    "joined from a filter": "{% set b = 'x' * 999999 %}{{ range(9999)|map('string')|join(b) }}",
     "sums": "{{ ([[1] * 9999] * 9999)|sum(start=[])|length }}",
     "slices": "{% set ns = namespace(x='x' * 999999, k=[]) %}{% for i in range(99999) %}"
     "{% set ns.k = ns.k + [ns.x[1:]] %}{% endfor %}",
@@ -154,7 +154,8 @@ HONEST = (
     "{{ messages|map(attribute='role')|unique|join(',') }}{{ messages|selectattr('role', 'equalto', 'user')|list }}"
     "{{ messages|groupby('role')|length }}{{ messages == [] }}{{ [[1], [2]]|sum(start=[]) }}{{ 3.14159|round(2) }}"
     "{{ {'b': 1, 'a': (2, 3)}|dictsort }}{{ {('a', 1): 2}[('a', 1)] }}{{ messages|tojson(indent=4) }}{{ range(3) }}"
-    "{% filter upper %}x{% endfilter %}{% call w('s') %}{% endcall %}{{ [1, 2]|reverse|list }}{{ '%s' % (none,) }}"
+    "{% filter upper %}x{% endfilter %}{% macro v() %}{{ caller() }}{% endmacro %}{% call v() %}s{% endcall %}"
+    "{{ [1, 2]|reverse|list }}{{ '%s' % (none,) }}"
     "{{ nothing is defined }}{{ 'a' is in 'abc' }}{{ 3 is divisibleby 3 }}{{ messages|pprint }}"
     "{{ '<a>b</a>'|striptags }}"
 )

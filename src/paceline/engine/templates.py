@@ -304,7 +304,8 @@ class BoundedTemplates(ImmutableSandboxedEnvironment):
         self.finalize = whole
         self.globals.pop("lipsum", None)
         self.filters.update({name: checked_filter(name, it) for name, it in self.filters.items()})
-        self.tests.update({name: checked_test(it) for name, it in self.tests.items()})
+        tests: list[tuple[str, Any]] = [*self.tests.items()]
+        self.tests.update({name: checked_test(it) for name, it in tests})
         return super().from_string(*args, **kwargs)
 
 
