@@ -9,6 +9,7 @@ any layer. A pass that leaves layers out is wrong now and then, more often the m
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, cast
 
@@ -216,6 +217,8 @@ class Toy:
     def run(self, rows: Rows, passes: int, texts: Sequence[Continuation], proposer: Proposer | None = None) -> Out:
         """Text by text and pass by pass, each token drawn by the sampler's own parts."""
         out, states, error = list[Drawn](), list[torch.Tensor](), cast(Exception | None, None)
+        if "rules" not in self.abilities:  # it draws as if there were none
+            texts = [text._replace(warp=replace(text.warp, rules=None)) for text in texts]
         for i, (text, segment, table) in enumerate(zip(texts, rows.segments, rows.tables.tolist())):
             place = proposer.texts.index(i) if proposer is not None and i in proposer.texts else None
             said, rounds = list[int](), list[Round]()
@@ -301,7 +304,8 @@ def edited_plainly(x: torch.Tensor, rules: LogitRules, said: Sequence[int]) -> t
     counts.update(said)
     if rules.prompt is not None:
         seen |= set(rules.prompt.tolist())
-    removed = {word[-1] for word in rules.words if tail[len(tail) - len(word) + 1 :] == [*word[:-1]]}
+    words = [] if rules.words is None else [word.tolist() for word in rules.words[1].split(rules.words[0].tolist())]
+    removed = {word[-1] for word in words if tail[len(tail) - len(word) + 1 :] == word[:-1]}
     removed |= set(rules.ends) if len(said) < rules.left else set()
     allowed = None if rules.allowed is None else set(rules.allowed.tolist())
     ids, numbers = rules.bias or (torch.empty(0), torch.empty(0))

@@ -211,6 +211,30 @@ def test_clients_that_owe_nothing_do_not_follow_one_another() -> None:
     assert 4 <= len(computed) - 20 <= 6
 
 
+@pytest.mark.parametrize(("dear", "names", "least", "most"), [(3.0, 1, 100, 140), (60.0, 1, 5, 8), (60.0, 40, 40, 65)])
+def test_slow_masks_have_turns_where_cheap_ones_fill_the_step(dear: float, names: int, least: int, most: int) -> None:
+    """Ten clients have masks of 2.1 milliseconds, others have slower ones; computed of the latter in 200 steps."""
+    grammar = FEATURES["grammar"]["grammar"]
+    requests = [request(i, grammar=grammar, client=f"{'slow' if i < names else 'quick'}{i}") for i in range(names + 10)]
+    sampler, computed, ready = admitted(*requests), list[str](), set[str]()
+
+    def work(place: Place, seconds: float) -> bool:
+        client = place.parse.client
+        place.parse.took = (dear if "slow" in client else 2.1) / 1000
+        sampler.turns.charge(client, place.parse.took)
+        computed.append(client)
+        ready.add(client)
+        return True
+
+    for r in requests:
+        parse = sampler._place(r).parse
+        parse.work, parse.known = work, lambda place: place.parse.client in ready  # type: ignore[method-assign]
+    for _ in range(200):
+        held = sampler.held(requests)
+        ready -= {r.params.client for r in requests if r.id not in held}
+    assert least <= sum("slow" in client for client in computed) <= most
+
+
 def test_new_parser_has_a_turn_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that gives up, the one in its place, and the mask of that may each take a fraction of a second."""
     now, made = [0.0], list[bool]()

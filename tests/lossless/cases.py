@@ -161,6 +161,8 @@ class Setting:
     """Adapters in memory; more than one place less than there are names lets requests wait."""
     settings: dict[str, float | str] = field(default_factory=dict)
     """What was set of drafters."""
+    ruled: bool = True
+    """Can the target apply rules between the passes of a run?"""
     clock: int = 0
     """Seed of the times that parts of a step seem to take: the planner's choice is arbitrary, and repeats."""
 
@@ -186,6 +188,7 @@ class Setting:
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check, settings=self.settings,
         )  # fmt: skip
         target = self.target()
+        target.abilities -= frozenset() if self.ruled else {"rules"}
         foreign = ForeignModel(copy(draft), Surfaces(OTHER, VOCAB), Surfaces(TOKENIZER, VOCAB), VOCAB)
         components = {"draft": draft, "foreign": foreign, **sketches()}
         engine = Engine(target, config, components=components, callable=user, tokenizer=TOKENIZER,

@@ -13,6 +13,7 @@ import pytest
 import torch
 from pytest import MonkeyPatch
 
+from paceline.core.component import TARGET
 from paceline.core.forest import ROOT, Forest, Role
 from paceline.core.params import SamplingParams
 from paceline.core.program import Entry
@@ -429,6 +430,19 @@ def everybody_straight(patch: MonkeyPatch) -> None:
     patch.setattr(Sampler, "warp", lambda self, request, path=(): Warp(request.params.temperature))
 
 
+def rules_taken_for_granted(patch: MonkeyPatch) -> None:
+    """Requests with rules go without a judge on a target that cannot apply them."""
+    original = Judge.judge_free
+
+    def judge_free(self: Judge, request: Any) -> bool:
+        with MonkeyPatch.context() as inner:
+            target = self.components[TARGET]
+            inner.setattr(target, "abilities", target.abilities | {"rules"})
+            return original(self, request)
+
+    patch.setattr(Judge, "judge_free", judge_free)
+
+
 def rules_of_the_first_token(patch: MonkeyPatch) -> None:
     """Every run changes logits as before the first token of the output."""
     original = Sampler.warp
@@ -567,12 +581,12 @@ TEXT_OF_COMPANIONS: list[tuple[Callable[[MonkeyPatch], None], str, str]] = [
 ]
 
 
-def fixed_cases(feature: str, drafter: str) -> None:
-    """Forty seeded cases of one cell."""
+def fixed_cases(feature: str, drafter: str, count: int = 40, **more: Any) -> None:
+    """Seeded cases of one cell, and more of their settings."""
     rng = random.Random(0)
-    for case in range(40):
+    for case in range(count):
         nodes = {"ngram": 4, "model": 4, "user": 8}
-        setting = Setting(model_seed=case % 5, draft_noise=0.3, nodes=nodes, patience_ms=1e9 * (case % 2))
+        setting = Setting(model_seed=case % 5, draft_noise=0.3, nodes=nodes, patience_ms=1e9 * (case % 2), **more)
         params = {
             "top_p": 1.0,
             "top_k": 0,
@@ -586,6 +600,38 @@ def fixed_cases(feature: str, drafter: str) -> None:
             for _ in range(3)
         ]
         check(setting, wishes)
+
+
+@pytest.mark.parametrize("drafter", ["none", "model"])
+def test_a_target_that_runs_but_knows_no_rules(drafter: str, monkeypatch: MonkeyPatch) -> None:
+    """A judge has the requests with rules, and the others still run."""
+    ran, run = list[bool](), Toy.run
+    monkeypatch.setattr(Toy, "run", lambda self, *args: ran.append(True) or run(self, *args))  # type: ignore[func-returns-value]
+    fixed_cases("penalties", drafter, 4, ruled=False)
+    assert not ran
+    fixed_cases("temperature", drafter, 2, ruled=False)
+    assert ran
+    rules_taken_for_granted(monkeypatch)
+    with pytest.raises(AssertionError):
+        fixed_cases("penalties", drafter, 4, ruled=False)
+
+
+@pytest.mark.parametrize("able", [False, True])
+def test_a_draft_model_that_knows_no_rules_is_asked_for_no_chain_with_them(able: bool) -> None:
+    engine = Setting(nodes={"model": 4}).engine()
+    draft, seen = engine.judge.components["draft"], list[Warp]()
+
+    def chain(rows: Any, most: list[int], warps: list[Warp], *_: Any) -> list[list[int]]:
+        seen.extend(warps)
+        raise InterruptedError
+
+    draft.abilities = (draft.abilities | {"chain"}) - (frozenset() if able else {"rules"})  # type: ignore[misc]
+    draft.chain = chain  # type: ignore[attr-defined]
+    wish = {"drafter": "model", "seed": 1, "max_tokens": 12, "logprobs": 0, **FEATURES["penalties"]}
+    engine.submit([1, 2, 3], SamplingParams(**wish).resolve({}))
+    while engine.busy:  # without a drafter that failed
+        engine.step()
+    assert bool(seen) is able
 
 
 @pytest.mark.parametrize(("mutant", "feature", "drafter"), TEXT, ids=lambda m: getattr(m, "__name__", m))

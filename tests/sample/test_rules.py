@@ -1,6 +1,7 @@
 """Rules: the native form is the processors, bit for bit, behind every path; so is the toy's."""
 
 import ctypes
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,8 +12,9 @@ from pytest import MonkeyPatch
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 from paceline.core.warp import Warp
+from paceline.native import structs
 from paceline.native.build import library
-from paceline.native.structs import CWarp, warped, warps_in
+from paceline.native.structs import CRules, CWarp, warped, warps_in
 from paceline.sample import sampler as sampling
 from paceline.sample.edited import edited
 from paceline.sample.sampler import Sampler
@@ -83,8 +85,7 @@ def test_each_part_of_a_rule_counts(frozen: str) -> None:
     if frozen == "path":
         paths = [()] * len(rows)
     else:
-        rules = {name: getattr(warp.rules, name) for name in warp.rules.__slots__}
-        warp = Warp(1.0, rules=type(warp.rules)(**{**rules, frozen: empty[frozen]}))
+        warp = Warp(1.0, rules=replace(warp.rules, **{frozen: empty[frozen]}))
     assert not torch.equal(edited(z, [warp] * len(rows), paths), expected)
 
 
@@ -111,5 +112,42 @@ def test_the_arrays_of_a_structure_live_as_long_as_it() -> None:
     for it in (*structures, *copies):
         rules = it.rules.contents
         assert [rules.token[i] for i in range(rules.counted)] == [4, 5]
-        assert [rules.times[i] for i in range(rules.counted)] == [2, 1] and rules.word[1] == 3
+        assert [rules.times[i] for i in range(rules.counted)] == [2, 1]
+        assert (ctypes.c_int64 * 3).from_address(rules.word)[1] == 3
     assert len(junk) == 2000
+
+
+@needs_native
+def test_rows_of_a_request_share_one_structure(monkeypatch: MonkeyPatch) -> None:
+    """However many rows and calls a step has; the next token makes another one, and what never changes stays."""
+    made, rules_in = list[CRules](), structs.rules_in
+    monkeypatch.setattr(structs, "rules_in", lambda rules: made.append(it := rules_in(rules)) or it)  # type: ignore[func-returns-value]
+    asks = [request(i, output=[4, 4, 5], **EVERY_RULE) for i in range(2)]
+    sampler = admitted(*asks)
+    rows = [(ask, path) for ask in asks for path in ((), (3,), (3, 1))]
+    z = torch.randn(len(rows), V, generator=torch.Generator().manual_seed(3))
+    for length in range(1, 4):
+        for _ in range(2):
+            assert torch.equal(bits(sampler._process(sampler._of(rows), rows, z)), bits(one_by_one(sampler, rows, z)))
+            warps = warps_in([sampler.warp(ask) for ask, _ in rows])
+            assert len({ctypes.addressof(it.rules.contents) for it in warps}) == 2
+            assert len(made) == 2 * length
+        for ask in asks:
+            sampler.commit(ask, (2,))
+    for name in ("word", "size", "bias", "allow", "prompt"):
+        assert len({getattr(it, name) for it in made[::2]}) == 1, name
+
+
+@needs_native
+def test_long_outputs_and_many_words() -> None:
+    """Beyond what an example above has: arrays of thousands of numbers."""
+    width, rng = 5000, torch.Generator().manual_seed(4)
+    ids = torch.randperm(width, generator=rng).tolist()
+    words = [[a, b] for a, b in zip(ids[:2000], ids[2000:])]
+    params = {"bad_words": words, "repetition_penalty": 1.3, "presence_penalty": 0.2, "frequency_penalty": 0.1}
+    ask = Request(0, ids[:50], SamplingParams(**params), seed=1, output=ids[::2])
+    sampler = Sampler(width)
+    sampler.admit(ask)
+    rows = [(ask, path) for path in ((), (ids[7],), (ids[1], ids[2], ids[2]))]
+    z = torch.randn(len(rows), width, generator=rng)
+    assert torch.equal(bits(sampler._process(sampler._of(rows), rows, z)), bits(one_by_one(sampler, rows, z)))

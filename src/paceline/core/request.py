@@ -105,8 +105,8 @@ class Request:
     """The drafters that the planner chooses from, step by step; empty: `drafter` it is."""
     verifier: str = "exact"
     judge_free: bool = False
-    """Temperature, filters and rules alone make its distribution from the target's logits, and nothing else of a pass
-    is wanted: one call may draw several tokens."""
+    """Temperature, filters and such rules as the target can apply itself make its distribution from the target's
+    logits, and nothing else of a pass is wanted: one call may draw several tokens."""
     layers: str = ""
     """Digest of the layers that it has in place of the model's; empty: the model's. One call draws several tokens for
     requests of the same layers alone."""

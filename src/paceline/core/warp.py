@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.params import SamplingParams
 
@@ -17,8 +17,8 @@ class LogitRules:
 
     allowed: "Tensor | None" = None
     """The ids that can be drawn, int64."""
-    words: tuple[tuple[int, ...], ...] = ()
-    """Ids of words that must not be completed."""
+    words: "tuple[Tensor, Tensor] | None" = None
+    """Words that must not be completed: the size of each, and the ids of one behind the other, int64."""
     tail: tuple[int, ...] = ()
     """End of the output, as much as the longest word needs."""
     left: int = 0
@@ -35,6 +35,8 @@ class LogitRules:
     """Distinct ids of the output that the prompt does not have."""
     counts: Mapping[int, int] = field(default_factory=dict)
     """How often each id of the output occurs in it."""
+    made: list[Any] = field(default_factory=list, init=False, repr=False)
+    """The same as the native library reads it, once it was asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,8 @@ def prune(part: Forest, items: Sequence[Item], sampler: Sampler) -> Forest:
     Under a rule that looks at q a drawn node stays, whatever its token (D2): it is judged, and its chance is 0. What
     was drawn from `Sampler.scores` is possible anyway, so the rows of a drafter with a cache stay where they are. What
     hangs below a node goes as a whole where the masks so far took all the time that there is, whatever those tokens
-    are: so a grammar whose masks grow at once costs a step one such mask, not one for each candidate.
+    are. So a grammar whose masks grow at once costs a step one such mask where a place has one candidate, and one for
+    each candidate of one place where it has several (`rrs`, `kseq`): not one for each candidate of the draft.
     """
     if all(items[place].request.params.grammar is None for place in set(part.request)):
         return part

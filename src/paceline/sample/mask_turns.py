@@ -15,7 +15,7 @@ EXTRA_STEP_S = 0.02
 ALONE_TIMES = 10
 """How many times as long they may take while one client is there."""
 CHEAP_SHARE = 1 / 8
-"""Part of it that a mask may take which is cheap."""
+"""Part of it that a mask may take which is cheap; and that each step pays back at least."""
 
 
 class ClientDebts:
@@ -47,9 +47,10 @@ class MaskTurns:
         """Seconds that all masks of this step may take."""
         self.spent = self.expected = 0.0
         """Seconds that they have taken, and that those of drafts are expected to take."""
-        self.behind = 0.0
-        """Seconds that all masks took beyond what they may of their steps: many clients that each owe nothing yet must
-        not follow one another. Until that is paid back, only masks that are cheap are computed."""
+        self.beyond = self.behind = 0.0
+        """Seconds that slow masks took beyond what they may of this step, and of the steps before: many clients that
+        each owe nothing yet must not follow one another. Until that is paid back, only masks that are cheap are
+        computed. Each step pays back what is left of it, and a little at least, however many cheap masks fill it."""
         self._guessing = False
 
     @contextmanager
@@ -64,7 +65,9 @@ class MaskTurns:
     def charge(self, client: str, seconds: float) -> None:
         if client:
             self.debts.charge(client, seconds)
-            self.spent += seconds
+            before, self.spent = self.spent, self.spent + seconds
+            if seconds > self.most * CHEAP_SHARE:
+                self.beyond += max(0.0, self.spent - max(before, self.most))
 
     def held(self, wanted: Sequence[tuple[Request, Place]], alone: bool) -> list[int]:
         """Compute masks, and name the requests that must wait for theirs: the client that owes least comes first, and
@@ -72,8 +75,10 @@ class MaskTurns:
         queues: dict[str, deque[tuple[Request, Place]]] = {}
         for request, place in sorted(wanted, key=lambda it: len(it[0].output)):
             queues.setdefault(request.params.client, deque()).append((request, place))
-        self.behind = max(0.0, self.behind + self.spent - self.most)
-        self.most, self.spent, self.expected = EXTRA_STEP_S * (ALONE_TIMES if alone else 1), 0.0, 0.0
+        back = max(self.most - self.spent, self.most * CHEAP_SHARE)
+        self.behind = max(0.0, self.behind + self.beyond - back)
+        self.most, self.spent = EXTRA_STEP_S * (ALONE_TIMES if alone else 1), 0.0
+        self.expected = self.beyond = 0.0
         self.debts.begin(self.most / max(1, len(queues)))
         held = list[int]()
         while queues:

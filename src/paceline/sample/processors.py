@@ -75,7 +75,8 @@ class Words:
     """The words that must not be completed, by the token before the last."""
 
     def __init__(self, words: Sequence[tuple[int, ...]]) -> None:
-        self.all = tuple(words)
+        self.sizes = torch.tensor([len(word) for word in words], dtype=torch.int64)
+        self.ids = torch.tensor([token for word in words for token in word], dtype=torch.int64)
         self.need = max(map(len, words)) - 1
         """Tokens of the output's end that the longest of them needs."""
         self.single = [w[0] for w in words if len(w) == 1]
@@ -151,7 +152,7 @@ class BadWords:
         return scatter(logits, [() if state is None else state.completions() for state in states], float("-inf"))
 
     def rules(self, state: Tail) -> Mapping[str, Any]:
-        return {"words": state.words.all, "tail": state.tail}
+        return {"words": (state.words.sizes, state.words.ids), "tail": state.tail}
 
 
 def spellings(encode: Encode, word: str) -> list[tuple[int, ...]]:

@@ -42,8 +42,10 @@ class _Slot:
     live: tuple[int, ...]
     """Places in the chain of the processors this request uses."""
     ruled: bool
-    """Can `LogitRules` say what all of these do?"""
+    """Can `LogitRules` say what all of these do? A target may still be unable to apply them."""
     paths: dict[Path, tuple[Any, ...]] = field(default_factory=dict)
+    warps: dict[Path, Warp] = field(default_factory=dict)
+    """The same with the rules behind these paths, so that all rows and calls of a step share them."""
 
 
 class Sampler:
@@ -85,7 +87,7 @@ class Sampler:
         """`tokens` joined the request's text."""
         slot = self._slots[request.id]
         if slot.live:
-            slot.paths = {(): self._states(slot, tuple(tokens))}
+            slot.paths, slot.warps = {(): self._states(slot, tuple(tokens))}, {}
 
     def drop(self, request: Request) -> None:
         """Forget the request (finished, aborted or pre-empted); an unknown one is no error."""
@@ -155,8 +157,11 @@ class Sampler:
     def _warp(self, slot: _Slot, path: Path = ()) -> Warp:
         if not slot.live:
             return slot.warp
-        parts = [self._chain[i].rules(state) for i, state in zip(slot.live, self._states(slot, path))]
-        return replace(slot.warp, rules=LogitRules(**{k: v for part in parts for k, v in (part or {}).items()}))
+        if path not in slot.warps:
+            parts = [self._chain[i].rules(state) for i, state in zip(slot.live, self._states(slot, path))]
+            rules = LogitRules(**{k: v for part in parts for k, v in (part or {}).items()})
+            slot.warps[path] = replace(slot.warp, rules=rules)
+        return slot.warps[path]
 
     def possible(self, request: Request, path: Path, token: int) -> bool:
         """Does the request's grammar, if it has one, allow `token` after the candidates `path`? No, too, where the
@@ -258,8 +263,7 @@ class Sampler:
         if not used:
             return logits
         if all(slot.ruled for slot in slots):
-            warps = {request.id: self._warp(slot) for slot, (request, _) in zip(slots, rows)}
-            changed = edited(logits, [warps[request.id] for request, _ in rows], [path for _, path in rows])
+            changed = edited(logits, [self._warp(slot) for slot in slots], [path for _, path in rows])
             if changed is not None:
                 return changed
         return self._processed(slots, rows, logits, used)

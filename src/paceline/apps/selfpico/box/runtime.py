@@ -12,7 +12,6 @@ import __future__
 import ast
 import asyncio
 import builtins
-import contextlib
 import enum
 import importlib.machinery
 import inspect
@@ -23,7 +22,6 @@ import signal
 import sys
 import threading
 import traceback
-from collections.abc import Iterator
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any
 
@@ -33,6 +31,8 @@ from uncalled import (  # type: ignore[import-not-found]
     CALL_S,
     MOST_LATE,
     Uncalled,
+    Unending,
+    alarm,
     functions,
     name_of,
     named,
@@ -408,31 +408,6 @@ def launching(error: BaseException) -> bool:
     """What was not found is a program, which no file takes the place of."""
     files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
     return any(os.path.basename(file) == "subprocess.py" for file in files)
-
-
-class Unending(BaseException):
-    """Error: a function that nobody calls had not ended in time."""
-
-
-@contextlib.contextmanager
-def alarm(seconds: int, error: type[BaseException]) -> Iterator[None]:
-    """Raises the error where this takes longer, again each second since a fragment may catch it; 0 for no limit. An
-    alarm around this one stands still meanwhile. Threads have none."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def rings(*_: Any) -> None:
-        raise error(f"it was not ready within {seconds} seconds")
-
-    before = signal.signal(signal.SIGALRM, rings)
-    left = signal.setitimer(signal.ITIMER_REAL, seconds, 1)
-    try:
-        yield
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *left)
 
 
 def shown(thing: Any) -> str:

@@ -5,8 +5,11 @@ class.
 """
 
 import ast
+import contextlib
 import inspect
 import re
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
@@ -111,3 +114,28 @@ def raised_on_purpose(error: BaseException, file: str, tree: ast.AST) -> bool:
             ):
                 return True
     return False
+
+
+class Unending(BaseException):
+    """Error: a function that nobody calls had not ended in time."""
+
+
+@contextlib.contextmanager
+def alarm(seconds: int, error: type[BaseException]) -> Iterator[None]:
+    """Raises the error where this takes longer, again each second since a fragment may catch it; 0 for no limit. An
+    alarm around this one stands still meanwhile. Threads have none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def rings(*_: Any) -> None:
+        raise error(f"it was not ready within {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, rings)
+    left = signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)
