@@ -5,8 +5,11 @@
 
 The first runs each study in turn, with one thread (`--threads`), as a process of its own. A study writes a line of JSON
 into OUT for each question and asks none that is there: the job may be stopped, or killed, at any time, and the same
-command goes on. The second prints a row for each paper, from what is in OUT by then: claim, found, interval, baseline,
-number of questions. BASE and SMALL are two models with one tokenizer, DATA is as judged.py has it.
+command goes on. OUT holds the models and options, too, and is refused with others. The second prints a row for each
+paper, from what is in OUT by then: claim, found, interval, baseline, number of questions. BASE and SMALL are two models
+with one tokenizer, DATA is as judged.py has it.
+
+The first questions choose the threshold of SpecReason; others test it, and seconds are those of the others.
 
 | study | what it does | needs |
 |---|---|---|
@@ -27,13 +30,13 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
+from math import nan, sqrt
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import retrieval
-from judged import ERROR_95, GAP_TASKS, SHOTS, TASKS, Record, difference, find, lines, share
+from judged import ERROR_95, GAP_TASKS, SHOTS, TASKS, NoData, Record, difference, digest, find, lines, share, within
 from reasoning import SPEC, TIMED, chosen
 
 STUDIES = Path(__file__).parent
@@ -44,6 +47,9 @@ CALIBRATION = 40
 """Questions on which a threshold is chosen; the others test it."""
 LABELLED = 64
 """Most questions whose answers label tokens."""
+TRAINED_ON, SETTINGS_FILE = "train.jsonl", "settings.jsonl"
+JUDGED, RULES = "judge.jsonl", "rules.jsonl"
+"""Records of Judge Decoding with a head, and of the rules without training where there is none."""
 LEAST_GAP = 30
 """Questions of a task before the job believes its gap."""
 Found = tuple[str, str, str, int]
@@ -76,7 +82,7 @@ def jobs(args: argparse.Namespace, task: str) -> list[Job]:
     limit = ["--limit", str(args.texts), "--minutes", str(args.minutes)]
     context = [] if args.context is None else ["--context", str(args.context)]
     pair = [script("reasoning"), data, base, small]
-    heads, training = out / "head", out / "train.jsonl"
+    heads, training = out / "head", out / TRAINED_ON
     drafting = heads if (heads / "judge").is_dir() else args.head_small or small
     found = [
         Job("gap", [script("judged"), data, "gap", "--models", f"small={small}", f"base={base}", "--out",
@@ -84,13 +90,14 @@ def jobs(args: argparse.Namespace, task: str) -> list[Job]:
                     *context]),
         Job("steps", [*pair, "--task", task, "--rows", args.step_rows, "--out", str(out / "steps.jsonl"), *many]),
         Job("times", [*pair, "--task", task, "--rows", args.time_rows, "--timed", "--draft", small, "--out",
-                      str(out / "times.jsonl"), *many, "--questions", str(args.timed_questions)]),
+                      str(out / "times.jsonl"), *many, "--questions", str(args.timed_questions), "--skip",
+                      str(CALIBRATION)]),
         Job("cues", [*pair, "--task", "doubts", "--rows", CUE_ROWS, "--out", str(out / "cues.jsonl"), *many]),
         Job("head", ["-m", "paceline", "train", "judge", "--target", args.head_base or base, "--data", str(training),
                      "--set", f"draft={args.head_small or small}", "--out", str(heads), *args.train.split()],
             heads / "judge"),
-        Job("judge", [script("judging"), data, base, str(drafting), "--task", task, "--out", str(out / "judge.jsonl"),
-                      *many]),
+        Job("judge", [script("judging"), data, base, str(drafting), "--task", task, "--out",
+                      str(out / (JUDGED if drafting == heads else RULES)), *many]),
     ]  # fmt: skip
     for way in ([], ["--early"]):
         texts = [script("parallel"), base, "--tokens", str(args.tokens), *way, *limit, *context]
@@ -124,17 +131,35 @@ def gap(out: Path, task: str) -> tuple[float, float, int] | None:
     return (*difference(rights(base, both), rights(small, both)), len(both)) if both else None
 
 
+def settings(args: argparse.Namespace) -> Record:
+    """What OUT was made with. SystemExit if that is not what is given now, or not known."""
+    names = ("base", "small", "head_base", "head_small", "writer", "index")
+    made_of = {name: digest(path) for name in names if (path := getattr(args, name)) is not None}
+    options = {name: getattr(args, name) for name in ("tokens", "context", "train")}
+    made = Record(args.out / SETTINGS_FILE, {**made_of, **options})
+    others = [file.name for file in args.out.glob("*.jsonl") if file.name not in (TRAINED_ON, SETTINGS_FILE)]
+    if others and not made.path.is_file():
+        raise SystemExit(f"{args.out} holds {min(others)} and does not say of which models; give another OUT, or, if "
+                         f'it is of these, put the line {{"settings": {{}}}} into {made.path}.')  # fmt: skip
+    return made
+
+
 def run(args: argparse.Namespace) -> None:
     os.environ["OMP_NUM_THREADS"] = str(args.threads)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("stopped; the same command goes on"))  # its study ends, too
     args.out.mkdir(parents=True, exist_ok=True)
+    settings(args).settle()
     for name in args.only.split(","):
         task = task_of(args)
-        if name == "head":
-            questions(args.data, args.out / "train.jsonl")
         for job in jobs(args, task):
             if job.name != name or (job.made is not None and job.made.exists()):
                 continue
+            if name == "head":
+                try:
+                    questions(args.data, args.out / TRAINED_ON)
+                except NoData as error:
+                    print(f"== {name} failed: {error}; the next one begins", flush=True)
+                    continue
             print(f"== {name}: {' '.join(job.words)}", flush=True)
             if failed := process(job.words):
                 print(f"== {name} failed with {failed}; the next one begins", flush=True)
@@ -167,15 +192,17 @@ def said(right: Sequence[bool]) -> str:
 
 def less(one: Sequence[bool], other: Sequence[bool]) -> str:
     mean, half = difference(one, other)
-    return f"{mean:+.3f} ± {half:.3f}"
+    return f"{mean:+.3f} {within(half)}"
 
 
 def ratio(above: Sequence[float], below: Sequence[float]) -> str:
-    """Of sums, with its 95 % interval over questions (linear)."""
+    """Of sums, with its 95 % interval over questions (linear); one question has none."""
     value, of = sum(above) / max(1e-9, sum(below)), len(above)
+    if of < 2:
+        return f"{value:.2f} {within(nan)}"
     rest = [a - value * b for a, b in zip(above, below)]
-    spread = sqrt(sum(each**2 for each in rest) / max(1, of - 1) / max(1, of)) * of / max(1e-9, sum(below))
-    return f"{value:.2f} ± {ERROR_95 * spread:.2f}"
+    spread = sqrt(sum(each**2 for each in rest) / (of - 1) / of) * of / max(1e-9, sum(below))
+    return f"{value:.2f} {within(ERROR_95 * spread, 2)}"
 
 
 def pair_rows(args: argparse.Namespace) -> list[Found]:
@@ -185,14 +212,17 @@ def pair_rows(args: argparse.Namespace) -> list[Found]:
         if known := gap(args.out, task):
             base, small = (record.row(f"{task} {name}") for name in ("base", "small"))
             both = [each for each in base if each in small]
-            made.append(("a pair with a gap", f"{task}: gap {known[0]:.3f} ± {known[1]:.3f}; base "
+            made.append(("a pair with a gap", f"{task}: gap {known[0]:.3f} {within(known[1])}; base "
                          f"{said(rights(base, both))}", f"small {said(rights(small, both))}", len(both)))  # fmt: skip
     return made
 
 
 def step_rows(args: argparse.Namespace, task: str) -> list[Found]:
     record, times = Record(args.out / "steps.jsonl"), Record(args.out / "times.jsonl")
-    ids = [each.id for each in TASKS[task](args.data)[: args.questions]]
+    try:
+        ids = [each.id for each in TASKS[task](args.data)[: args.questions]]
+    except NoData:
+        return []
     name, _ = chosen(record, task, args.step_rows.split(","), ids[:CALIBRATION])
     base = record.row(f"{task} base")
     mine = record.row(f"{task} {name}") if name else {}
@@ -206,12 +236,15 @@ def step_rows(args: argparse.Namespace, task: str) -> list[Found]:
     facts += (
         f"base's passes {ratio(*([each['passes']['base'] for each in (row[i] for i in test)] for row in (mine, base)))}"
     )
-    timed = {row: times.row(f"{task} {row}{TIMED}") for row in ("base", name, f"{name}{SPEC}")}
+    alone, later = times.row(f"{task} base{TIMED}"), set(ids[CALIBRATION:])
     for row in (name, f"{name}{SPEC}"):
-        both = [each for each in timed[row] if each in timed["base"]] if row else []
-        if row and both:
-            cpu = ([timed[each][i]["cpu"] for i in both] for each in ("base", row))
+        mine = times.row(f"{task} {row}{TIMED}")
+        both = [each for each in mine if each in alone and each in later]
+        if both:
+            cpu = ([it[i]["cpu"] for i in both] for it in (alone, mine))
             facts += f"; {row} {ratio(*cpu)} times as fast by processor time on {len(both)}"
+        elif row == name:
+            facts += f"; {row} was not timed"
     return [("SpecReason", facts,
              f"base {said(rights(base, test))}", len(test))]  # fmt: skip
 
@@ -229,16 +262,17 @@ def cue_rows(args: argparse.Namespace) -> list[Found]:
 
 
 def judge_rows(args: argparse.Namespace) -> list[Found]:
-    record = Record(args.out / "judge.jsonl")
-    names = list(dict.fromkeys(each["row"] for each in record.all))
-    exact, made = record.row("exact"), list[Found]()
-    for name in names:
-        row = record.row(name)
+    found = Record(args.out / JUDGED)
+    record, made = found if found.all else Record(args.out / RULES), list[Found]()
+    for name in dict.fromkeys(each["row"] for each in record.all):
+        task, _, way = name.partition(" ")
+        row, exact = record.row(name), record.row(f"{task} exact")
         ids = [each for each in row if each in exact]
-        if name != "exact" and ids:
+        if way and way != "exact" and ids:
             long = [[it[i]["tokens"] / it[i]["passes"] for i in ids] for it in (row, exact)]
             made.append(("Judge Decoding",
-                         f"{name}: {said(rights(row, ids))}, {less(rights(row, ids), rights(exact, ids))} of exact; "
+                         f"{task}, {way}: {said(rights(row, ids))}, "
+                         f"{less(rights(row, ids), rights(exact, ids))} of exact; "
                          f"tokens a pass {ratio(*long)} times", f"exact {said(rights(exact, ids))}",
                          len(ids)))  # fmt: skip
     return made
@@ -280,7 +314,7 @@ def show(args: argparse.Namespace) -> None:
         print(f"| {paper} | {claim} | {facts} | {baseline} | {number} | {differs} |")
 
 
-def main(words: Sequence[str] | None = None) -> None:
+def parse(words: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
     parser.add_argument("data", type=Path)
@@ -292,7 +326,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--tasks", default=",".join(GAP_TASKS), help="of gap")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--gap-questions", type=int, default=100)
-    parser.add_argument("--timed-questions", type=int, default=40)
+    parser.add_argument("--timed-questions", type=int, default=40, help="behind those that choose the threshold")
     parser.add_argument("--texts", type=int, default=20, help="of parallel and retrieval")
     parser.add_argument("--tokens", type=int, default=500, help="of a text of parallel")
     parser.add_argument("--context", type=int, help="most tokens of prompt and answer; default: each study's own")
@@ -310,7 +344,16 @@ def main(words: Sequence[str] | None = None) -> None:
     for name in args.only.split(","):
         if name not in NAMES:
             parser.error(f"--only {name} is none of {', '.join(NAMES)}")
-    (show if args.table else run)(args)
+    return args
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    args = parse(words)
+    if args.table:
+        settings(args)
+        show(args)
+    else:
+        run(args)
 
 
 if __name__ == "__main__":

@@ -6,15 +6,18 @@
 
 `record` runs `paceline-apps` with the arguments behind `--` and writes the body of each request. `replay` sends all of
 them, so many at once, first with one mode and then with the other, the order of the two drawn anew for each turn; each
-pass has a `cache_salt` of its own, so that none finds what another left in the prefix cache. The figure of a turn is
-tokens a second over those of plain decoding; a load that changes slower than a turn takes meets both. With `--record`
-the turns are JSON lines, and the same command goes on where it ended.
+pass has a `cache_salt` of its own, so that none finds what another, or an earlier run, left in the prefix cache. The
+figure of a turn is tokens a second over those of plain decoding; a load that changes slower than a turn takes meets
+both. With `--record` the turns are JSON lines, by what is in their file of requests, and the same command goes on where
+it ended; a server of other models, or another `--at-once`, is refused there.
 """
 
 import argparse
 import asyncio
+import hashlib
 import json
 import random
+import secrets
 import sys
 import time
 from collections.abc import Mapping
@@ -24,6 +27,8 @@ from typing import Any
 import httpx2
 
 from bench.studies.intervals import shown
+from bench.studies.judged import Record
+from bench.studies.served import add_served, served
 from paceline.apps.common.client import AppClient
 from paceline.apps.common.usage import Usage
 
@@ -39,6 +44,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=6)
     parser.add_argument("--at-once", type=int, default=8)
     parser.add_argument("--record", type=Path)
+    add_served(parser)
     own, rest = sys.argv[1:], list[str]()
     if "--" in own:
         own, rest = own[: own.index("--")], own[own.index("--") + 1 :]
@@ -67,32 +73,36 @@ def listen(path: Path, command: list[str]) -> None:
 
 
 async def replay(given: argparse.Namespace) -> None:
-    known: list[dict[str, Any]] = []
-    if given.record is not None and given.record.exists():
-        known = [json.loads(line) for line in given.record.read_text(encoding="utf-8").splitlines()]
-    for path in given.files:
-        bodies = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        turns = [each for each in known if each["requests"] == path.name]
-        for turn in range(len(turns), given.turns):
+    async with AppClient(given.url) as client:
+        record = Record(given.record, {"at once": given.at_once, **await served(client, given)})
+    for path in dict.fromkeys(given.files):
+        bodies, name = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()], named(path)
+        for turn in range(given.turns):
+            if (name, str(turn)) in record.known:
+                continue
             order = list(MODES)
             random.Random(turn).shuffle(order)
-            row: dict[str, Any] = {"requests": path.name, "turn": turn, "calls": len(bodies)}
-            texts = {}
+            row, texts = dict[str, Any](), dict[str, list[str]]()
             for mode in order:
-                row[mode], texts[mode] = await passed(given.url, bodies, mode, f"{path.name} {turn}", given.at_once)
-            row["same"] = sum(a == b for a, b in zip(texts["none"], texts["auto"]))
-            turns.append(row)
-            if given.record is not None:
-                with given.record.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(row) + "\n")
-            print(f"{path.name} turn {turn}: {ratio(row):.3f}", file=sys.stderr, flush=True)
+                row[mode], texts[mode] = await passed(given.url, bodies, mode, secrets.token_hex(8), given.at_once)
+            same = sum(a == b for a, b in zip(texts["none"], texts["auto"]))
+            record.add(name, str(turn), requests=str(path), calls=len(bodies), same=same, **row)
+            print(f"{path} turn {turn}: {ratio(row):.3f}", file=sys.stderr, flush=True)
+        turns = list(record.row(name).values())
+        if not turns:
+            continue
         said = turns[0]["auto"]
         print(
-            f"{path.name}: {shown([ratio(row) for row in turns])} of plain in {len(turns)} turns; {len(bodies)} calls, "
+            f"{path}: {shown([ratio(row) for row in turns])} of plain in {len(turns)} turns; {len(bodies)} calls, "
             f"{said['prompt']} prompt tokens, {said['generated']} generated; {said['accepted']} of {said['drafted']} "
             f"drafted kept; same texts in {sum(row['same'] for row in turns)} of {len(bodies) * len(turns)}",
             flush=True,
         )
+
+
+def named(path: Path) -> str:
+    """A file of requests by what is in it: two folders may hold different ones of one name."""
+    return f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()[:16]}"
 
 
 def ratio(row: Mapping[str, Any]) -> float:
@@ -110,7 +120,7 @@ async def passed(
 
         async def one(number: int, body: dict[str, Any]) -> None:
             async with slots:
-                more = {"speculation": {"drafter": mode}, "cache_salt": f"{salt} {mode}"}
+                more = {"speculation": {"drafter": mode}, "cache_salt": salt}
                 answer = (await http.post(CHAT_PATH, json={**body, **more})).json()
             if "choices" not in answer:
                 sys.exit(f"request {number} was refused: {answer}")

@@ -4,7 +4,7 @@
 
 asks every model each question of each task, in batches, and prints who is right how often: the gap between two models
 is what a study of "accuracy kept" needs. It can be stopped at any time (`--minutes`): what is in `--out` is not asked
-again.
+again. Models, questions and options stand in `--out`, too, and others are refused.
 
 DATA is a folder with svamp.json, math500.jsonl, mbpp_sanitized.jsonl, gsm8k_train.jsonl and gsm8k_test.jsonl,
 humaneval.jsonl, of which a task needs its own. Other studies take their questions, intervals and record from here.
@@ -12,6 +12,7 @@ humaneval.jsonl, of which a task needs its own. Other studies take their questio
 
 import argparse
 import asyncio
+import hashlib
 import json
 import math
 import re
@@ -55,11 +56,15 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
+class NoData(SystemExit):
+    """A file of questions that is not there."""
+
+
 def find(data: Path, name: str) -> Path:
     """A file of this name anywhere below the folder."""
     found = sorted(data.rglob(name))
     if not found:
-        raise SystemExit(f"{data} has no {name} in it.")
+        raise NoData(f"{data} has no {name} in it.")
     return found[0]
 
 
@@ -218,30 +223,101 @@ def share(right: int, of: int) -> str:
 
 
 def difference(one: Sequence[bool], other: Sequence[bool]) -> tuple[float, float]:
-    """Mean of one - other over the same questions, and half of its 95 % interval."""
+    """Mean of one - other over the same questions, and half of its 95 % interval; nan below two questions."""
     each = [float(a) - float(b) for a, b in zip(one, other, strict=True)]
     mean = sum(each) / max(1, len(each))
-    spread = math.sqrt(sum((x - mean) ** 2 for x in each) / max(1, len(each) - 1))
-    return mean, ERROR_95 * spread / math.sqrt(max(1, len(each)))
+    if len(each) < 2:
+        return mean, math.nan
+    spread = math.sqrt(sum((x - mean) ** 2 for x in each) / (len(each) - 1))
+    return mean, ERROR_95 * spread / math.sqrt(len(each))
+
+
+def within(half: float, digits: int = 3) -> str:
+    """Half of an interval, in words of a table."""
+    return "± ?" if math.isnan(half) else f"± {half:.{digits}f}"
+
+
+# -- what is kept ----------------------------------------------------------------------------------------------------
+
+SETTINGS = "settings"
+PIECE_BYTES = 1 << 16
+"""Of either end of a file, which its digest has, beside its size."""
+
+
+def digest(path: str | Path | None) -> str | None:
+    """Name of a model, a policy or a file by what is in it: its own, and a digest of the sizes and the two ends of its
+    files. What is no path, such as an address in a hub, is its own name."""
+    if path is None or not (at := Path(path)).exists():
+        return None if path is None else str(path)
+    made = hashlib.sha256()
+    for file in sorted(at.rglob("*")) if at.is_dir() else [at]:
+        inner = file.relative_to(at).parts
+        if file.is_file() and not any(part.startswith(".") for part in inner):
+            size = file.stat().st_size
+            made.update(f"{inner} {size}".encode())
+            with file.open("rb") as open_file:
+                made.update(open_file.read(PIECE_BYTES))
+                open_file.seek(max(0, size - PIECE_BYTES))
+                made.update(open_file.read(PIECE_BYTES))
+    return f"{at.resolve().name} {made.hexdigest()[:16]}"
+
+
+def task_settings(task: str, questions: Sequence[Question]) -> dict[str, Any]:
+    """Settings of a task: its questions, by what is asked, and how long an answer may be."""
+    said = json.dumps([[each.id, each.messages] for each in questions])
+    return {f"{task} questions": hashlib.sha256(said.encode()).hexdigest()[:16], f"{task} tokens": MOST_TOKENS[task]}
 
 
 class Record:
     """Lines of JSON in a file, one for each (row, question); what is there is not measured again. A last line that is
-    not whole, as a killed process leaves it, is dropped."""
+    not whole, as a killed process leaves it, is dropped.
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        if path.is_file() and not (known := path.read_bytes()).endswith(b"\n"):
+    `settings`: what the figures depend on. They stand in lines of their own before the first figure that has them, and
+    a record in which one of them has another value is refused, as is one that holds figures and no settings at all.
+    Without `settings` it is only read; without a path it lasts as long as its process.
+    """
+
+    def __init__(self, path: Path | None, settings: Mapping[str, Any] | None = None) -> None:
+        self.path, self.settings = path, dict[str, Any]()
+        held = path is not None and path.is_file()
+        if held and not (known := path.read_bytes()).endswith(b"\n"):
             path.write_bytes(known[: known.rfind(b"\n") + 1])
-        self.all: list[dict[str, Any]] = lines(path) if path.is_file() else []
+        self.all, told = list[dict[str, Any]](), False
+        for each in lines(path) if held else []:
+            if SETTINGS in each:
+                self.settings, told = {**self.settings, **each[SETTINGS]}, True
+            elif "row" in each and "id" in each:
+                self.all.append(each)
+            else:
+                raise SystemExit(f"{path} is no record of this study; give another file.")
         self.known = {(each["row"], each["id"]) for each in self.all}
+        self.new = {name: value for name, value in (settings or {}).items() if name not in self.settings}
+        if settings is None:
+            return
+        if self.all and not told:
+            raise SystemExit(f"{path} does not say how its figures were made; give another file, or, if they were made "
+                             f'as this run makes them, put the line {{"{SETTINGS}": {{}}}} before them.')  # fmt: skip
+        for name, value in settings.items():
+            if (there := self.settings.get(name, value)) != value:
+                raise SystemExit(f"{path} was made with {name} {there}, not {value}; give another file.")
+
+    def settle(self) -> None:
+        """Write the settings that are not there yet."""
+        if self.new:
+            self._write({SETTINGS: self.new})
+            self.settings, self.new = {**self.settings, **self.new}, {}
 
     def add(self, row: str, question: str, **facts: Any) -> None:
+        self.settle()
         made = {"row": row, "id": question, **facts}
         self.all.append(made)
         self.known.add((row, question))
-        with self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(made) + "\n")
+        self._write(made)
+
+    def _write(self, made: Mapping[str, Any]) -> None:
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(made) + "\n")
 
     def row(self, name: str) -> dict[str, dict[str, Any]]:
         """{question: its facts}"""
@@ -259,9 +335,15 @@ def gap(args: argparse.Namespace) -> None:
     ended."""
     from paceline import LLM
 
-    record, until = Record(args.out), time.monotonic() + args.minutes * 60
-    tasks = {name: TASKS[name](args.data)[args.skip :][: args.questions] for name in args.tasks.split(",")}
+    until = time.monotonic() + args.minutes * 60
+    every = {name: TASKS[name](args.data) for name in args.tasks.split(",")}
+    tasks = {name: questions[args.skip :][: args.questions] for name, questions in every.items()}
     names = dict(each.split("=", 1) for each in args.models)
+    settings = {f"model {name}": digest(path) for name, path in names.items()}
+    settings |= {"quantize": args.quantize, "context": args.context, "drafter": args.drafter}
+    for name, questions in every.items():
+        settings |= task_settings(name, questions)
+    record = Record(args.out, settings)
     options = {"drafter": args.drafter, "quantize": args.quantize, "max_requests": args.batch}
     options["max_model_len"] = args.context
     with ExitStack() as held:
@@ -312,7 +394,7 @@ def show_gap(record: Record, tasks: Sequence[str], names: Sequence[str]) -> None
         both = [each for each in last if each in first]
         if both and len(names) > 1:
             mean, half = difference(*([row[each]["right"] for each in both] for row in (last, first)))
-            print(f"{task:10} gap       {len(both):9}  {mean:.3f} ± {half:.3f}")
+            print(f"{task:10} gap       {len(both):9}  {mean:.3f} {within(half)}")
 
 
 def main(words: Sequence[str] | None = None) -> None:

@@ -6,7 +6,8 @@ Rows: `exact`, `typical`, `top K` (the target's K most probable tokens stand; no
 whose probability is at least R of the greatest; no training), and `judge T` at threshold T where DRAFT was made by
 `paceline train judge`. Drafts are chains of `--nodes` tokens. Accuracy has its 95 % interval,
 `less exact` is the mean difference on the same questions; accepted are tokens of a chain that stand, tau those of a
-pass with the target's own. Nothing is timed, so a busy machine changes no figure; answers in --out are not asked again.
+pass with the target's own. Nothing is timed, so a busy machine changes no figure; answers in --out are not asked again,
+and an --out of other models, questions or options is refused.
 """
 
 import argparse
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).parent))
-from judged import MOST_TOKENS, TASKS, Record, difference, share
+from judged import MOST_TOKENS, TASKS, Record, difference, digest, share, task_settings, within
 
 from paceline import LLM, SamplingParams
 from paceline.draft.correctness import Correctness
@@ -66,17 +67,19 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--quantize")
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(words)
-    record, until = Record(args.out), time.monotonic() + args.minutes * 60
-    questions = TASKS[args.task](args.data)[args.skip :][: args.questions]
+    until, every = time.monotonic() + args.minutes * 60, TASKS[args.task](args.data)
+    questions = every[args.skip :][: args.questions]
+    settings = {"base": digest(args.base), "draft": digest(args.draft), "quantize": args.quantize, "nodes": args.nodes}
+    record = Record(args.out, {**settings, **task_settings(args.task, every)})
     with tempfile.TemporaryDirectory() as room:
         draft, trained = with_head(args.base, args.draft, Path(room))
         rows = [row for row in args.rows.split(",") if trained or not row.startswith("judge")]
-        if any(record.left(row, questions) for row in rows):
+        if any(record.left(f"{args.task} {row}", questions) for row in rows):
             options: dict[str, Any] = {"length": "fixed", "quantize": args.quantize, "max_requests": args.batch}
             with LLM(args.base, draft, drafter="model", **options) as llm:
                 for start in range(0, len(questions), args.batch):
                     for row in rows:
-                        left = record.left(row, questions[start : start + args.batch])
+                        left = record.left(f"{args.task} {row}", questions[start : start + args.batch])
                         if left and time.monotonic() < until:
                             answer(llm, row, left, record, args)
     show(record, rows, [question.id for question in questions], args)
@@ -88,13 +91,13 @@ def answer(llm: LLM, row: str, questions: Any, record: Record, args: argparse.Na
                           verifier=verifier)  # fmt: skip
     for question, made in zip(questions, llm.chat([each.messages for each in questions], wish, progress=False)):
         stats = made.stats
-        record.add(row, question.id, right=question.right(made.text), tokens=len(made.token_ids), passes=stats.passes,
-                   kept=sum(stats.kept), text=made.text)  # fmt: skip
+        record.add(f"{args.task} {row}", question.id, right=question.right(made.text), tokens=len(made.token_ids),
+                   passes=stats.passes, kept=sum(stats.kept), text=made.text)  # fmt: skip
     print(f"{row}: {len(questions)}", file=sys.stderr, flush=True)
 
 
 def show(record: Record, rows: list[str], ids: list[str], args: argparse.Namespace) -> None:
-    known = {row: record.row(row) for row in rows if record.row(row)}
+    known = {row: made for row in rows if (made := record.row(f"{args.task} {row}"))}
     common = [each for each in ids if all(each in row for row in known.values())]
     print(f"{args.task}, {len(common)} questions, chains of {args.nodes}")
     print("row         right [95 %]           less exact       tau  accepted a chain  same text")
@@ -103,12 +106,11 @@ def show(record: Record, rows: list[str], ids: list[str], args: argparse.Namespa
         exact = [known["exact"][each] for each in common] if "exact" in known else mine
         right = [each["right"] for each in mine]
         mean, half = difference(right, [each["right"] for each in exact])
+        less = f"{mean:+.3f} {within(half)}"
         passes = max(1, sum(each["passes"] for each in mine))
         same = sum(a["text"] == b["text"] for a, b in zip(mine, exact))
         tau, kept = (sum(each[what] for each in mine) / passes for what in ("tokens", "kept"))
-        print(
-            f"{name:10}  {share(sum(right), len(mine)):22} {mean:+.3f} ± {half:.3f}  {tau:6.2f} {kept:12.2f} {same:13}"
-        )
+        print(f"{name:10}  {share(sum(right), len(mine)):22} {less}  {tau:6.2f} {kept:12.2f} {same:13}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ outline's; `processor`: the same of processor time. It needs an idle machine; pr
 The third compares texts: the one in branches with the one that the same model writes in sequence from the same outline.
 Length, the share of the outline's points of which the text says something (a word of the title, in a paragraph of its
 own of at least eight words), the share of words that repeat a run of six words, and the perplexity of the text
-under a larger model, the question given. Texts that are in --out are not written again.
+under a larger model, the question given. Texts that are in --out are not written again; an --out of other models or
+options is refused.
 """
 
 import argparse
@@ -29,8 +30,10 @@ from pathlib import Path
 from time import monotonic, process_time
 from typing import Any
 
+import torch
+
 sys.path.insert(0, str(Path(__file__).parent))
-from judged import Record, share
+from judged import Record, digest, share
 
 from paceline import LLM, SamplingParams
 from paceline.reason.parallel import ANSWER_PROMPT, Parallel, ParallelSettings, conversation
@@ -97,6 +100,12 @@ def model(args: argparse.Namespace) -> LLM:
     return LLM(args.model, quantize=args.quantize, memory=args.memory, drafter=args.drafter, max_model_len=args.context)
 
 
+def settings(args: argparse.Namespace) -> dict[str, Any]:
+    """What the figures of a record depend on, apart from its rows."""
+    names = ("quantize", "tokens", "context", "fan_out")
+    return {"model": digest(args.model), **{name: getattr(args, name) for name in names}}
+
+
 def count(questions: Sequence[str], params: SamplingParams, args: argparse.Namespace) -> None:
     totals = [0, 0, 0]
     print("branches  tokens  longest  outline  passes  ratio  seconds  question")
@@ -119,7 +128,8 @@ def count(questions: Sequence[str], params: SamplingParams, args: argparse.Names
 
 
 def timed(questions: Sequence[str], params: SamplingParams, args: argparse.Namespace) -> None:
-    record, until, row = Record(args.out), monotonic() + args.minutes * 60, f"{args.row} timed"
+    made_with = {**settings(args), "drafter of times": args.drafter, "threads of times": torch.get_num_threads()}
+    record, until, row = Record(args.out, made_with), monotonic() + args.minutes * 60, f"{args.row} timed"
     todo = [each for each in questions if (row, each) not in record.known]
     if todo:
         with model(args) as llm:
@@ -158,7 +168,8 @@ def timed(questions: Sequence[str], params: SamplingParams, args: argparse.Names
 
 
 def quality(questions: Sequence[str], params: SamplingParams, args: argparse.Namespace) -> None:
-    record, until, rows = Record(args.out), monotonic() + args.minutes * 60, ("sequence", args.row)
+    record = Record(args.out, {**settings(args), "larger": digest(args.quality)})
+    until, rows = monotonic() + args.minutes * 60, ("sequence", args.row)
     options = {"drafter": "none", "max_model_len": args.context, "quantize": args.quantize}
     if any((args.row, each) not in record.known for each in questions):
         with LLM(args.model, **options) as llm:

@@ -2,21 +2,24 @@
 
     python bench/studies/reasoning.py DATA BASE SMALL --task gsm8k --out rows.jsonl [--questions 200] [--minutes 4]
     python bench/studies/reasoning.py DATA BASE SMALL --task gsm8k --out rows.jsonl --calibrate 40
-    python bench/studies/reasoning.py DATA BASE SMALL --task gsm8k --timed --questions 6 --rows "small,base,tau 7"
+    python bench/studies/reasoning.py DATA BASE SMALL --task gsm8k --timed --out times.jsonl --rows "small,base,tau 7"
+        [--skip 40] [--questions 6]
 
 The first asks all questions of each row, many at once, and prints for each row how many are right (95 % interval), the
 difference to `base` on the same questions, tokens by author, and judged and accepted steps. It can be stopped and begun
-again: answers that are in --out stay. Rows of steps share what they have in common: the same draft, score or rewrite
-behind the same text is computed once, and its hand-over is counted in each row.
+again: answers that are in --out stay, and an --out of other models, questions or options is refused. Rows of steps
+share what they have in common: the same draft, score or rewrite behind the same text is computed once, and its
+hand-over is counted in each row.
 
 The second says which of the thresholds in --out is the lowest by which the first N questions are answered as well as by
-`base`, less one standard error; the others are then a test of it. With a row `odds 0` it also fits scale and shift.
+`base`, less one standard error; the others are then a test of it. With a row `odds 0` it also fits scale and shift,
+by the steps of the same N questions. The first command with `--skip N` shows the others alone.
 
 The third asks one question at a time, every row in turns, each with empty caches, and records seconds and seconds of
 processor time. Beside a row's seconds stand those of the cost model: requests, tokens computed and passes of each
 model, as the answers counted them, at the pace that each model alone had in the same run; what drafting costs within
 the base model's steps (`tau X spec`, which needs --draft) is not in it. Seconds need an idle machine; processor time
-with one thread needs it less.
+with one thread needs it less. Leave out the questions that chose a threshold (`--skip`).
 
 Rows: small, base, `tau X` and `odds X` (SpecReason; X from 0 to 9; `odds X SCALE SHIFT` calibrates the odds with
 these), `tau X spec` (its rewrites drafted by token),
@@ -35,9 +38,10 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from judged import MOST_TOKENS, TASKS, Question, Record, difference, share
+from judged import MOST_TOKENS, TASKS, Question, Record, difference, digest, share, task_settings, within
 
 from paceline import SamplingParams
 from paceline.engine.loop import Engine
@@ -167,7 +171,7 @@ def show(record: Record, ids: Sequence[str], args: argparse.Namespace) -> None:
         written = sum(each["tokens"] for each in mine)
         cues = sum(abs(count_cues(each["text"])) for each in mine)
         breaks = sum(each["text"].count(args.separator) for each in mine) / of
-        print(f"{name:12}  {share(sum(right), len(mine)):22} {mean:+.3f} ± {half:.3f}  {written / of:6.0f} "
+        print(f"{name:12}  {share(sum(right), len(mine)):22} {mean:+.3f} {within(half)}  {written / of:6.0f} "
               f"{sum(each['mentor'] for each in mine) / max(1, written):8.2f}"
               f"{sum(x['proposed'] for x in mine) / of:8.1f}"
               f" {sum(x['accepted'] for x in mine) / max(1, sum(x['proposed'] for x in mine)):9.2f}"
@@ -203,17 +207,22 @@ def chosen(record: Record, task: str, names: Sequence[str], ids: Sequence[str]) 
     return found, told
 
 
-def calibrate(questions: Sequence[Question], args: argparse.Namespace) -> None:
+def calibrate(questions: Sequence[Question], record: Record, args: argparse.Namespace) -> None:
     """The lowest threshold that is as good as the base model, less one standard error, on the first questions."""
-    record = Record(args.out)
     first = [question.id for question in questions[: args.calibrate]]
     found, told = chosen(record, args.task, args.rows.split(","), first)
     print("\n".join(told), f"\ncalibrated: {found or 'none; use base'}", sep="")
-    scored = [(odds, each["right"]) for each in record.row(f"{args.task} odds 0").values() for odds in each["scores"]]
+    scored = graded(record, args.task, first)
     if len({right for _, right in scored}) > 1:
         scale, shift = platt([log_odds(score) for score, _ in scored], [right for _, right in scored])
         print(f"odds over {len(scored)} steps of the small model, by whether its answer was right: "
               f"scale {scale:.2f}, shift {shift:.2f}")  # fmt: skip
+
+
+def graded(record: Record, task: str, ids: Sequence[str]) -> list[tuple[float, bool]]:
+    """Score of each step of these questions' answers in the row `odds 0`, and whether the answer was right."""
+    row = record.row(f"{task} odds 0")
+    return [(score, row[each]["right"]) for each in ids if each in row for score in row[each].get("scores", ())]
 
 
 def log_odds(score: float) -> float:
@@ -222,16 +231,27 @@ def log_odds(score: float) -> float:
     return math.log(chance / (1 - chance))
 
 
-def platt(odds: Sequence[float], right: Sequence[bool], rounds: int = 50) -> tuple[float, float]:
-    """Scale and shift by which the log-odds tell best who is right: logistic regression by Newton's method, with a
-    slight pull to a scale of 1."""
-    x, y = np.stack([np.asarray(odds), np.ones(len(odds))], 1), np.asarray(right, float)
-    at, pull = np.array([1.0, 0.0]), np.array([1.0, 0.01])
+def platt(odds: Sequence[float], right: Sequence[bool], rounds: int = 100) -> tuple[float, float]:
+    """Scale and shift by which the log-odds tell best who is right: logistic regression by Newton's method, whose steps
+    are halved until the loss is less, with a slight pull to a scale of 1."""
+    x, y = np.stack([np.asarray(odds, float), np.ones(len(odds))], 1), np.asarray(right, float)
+    at, pull, first = np.array([1.0, 0.0]), np.array([1.0, 0.01]), np.array([1.0, 0.0])
+
+    def loss(where: Any) -> float:
+        """Surprise of what is right, and the pull."""
+        line = x @ where
+        return float((np.logaddexp(0, line) - y * line).sum() + (pull * (where - first) ** 2).sum() / 2)
+
     for _ in range(rounds):
-        chance = 1 / (1 + np.exp(-np.clip(x @ at, -30, 30)))
-        slope = x.T @ (chance - y) + pull * (at - np.array([1.0, 0.0]))
+        chance = 1 / (1 + np.exp(-np.clip(x @ at, -700, 700)))
+        slope = x.T @ (chance - y) + pull * (at - first)
         bend = (x * (chance * (1 - chance))[:, None]).T @ x + np.diag(pull)
-        at = at - np.linalg.solve(bend, slope)
+        step, now = np.linalg.solve(bend, slope), loss(at)
+        while loss(at - step) > now and abs(step).max() > 1e-8:
+            step = step / 2
+        at = at - step
+        if abs(step).max() <= 1e-8:
+            break
     return float(at[0]), float(at[1])
 
 
@@ -345,12 +365,21 @@ def main(words: Sequence[str] | None = None) -> None:
         "--out", type=Path, required=True, help="JSON lines: answers that are there are not asked again"
     )
     args = parser.parse_args(words)
-    questions = TASKS[args.task](args.data)[args.skip :][: args.questions]
+    every = TASKS[args.task](args.data)
+    questions = every[args.skip :][: args.questions]
+    if not questions:
+        parser.error(f"{args.task} has {len(every)} questions; none is left behind --skip {args.skip}")
     args.separator = questions[0].separator
+    settings = {"base": digest(args.base), "small": digest(args.small), "quantize": args.quantize}
+    if any(name.endswith(SPEC) for name in args.rows.split(",")):
+        settings["draft"] = digest(args.draft)
+    if args.timed:
+        settings["threads of times"] = torch.get_num_threads()
+    record = Record(args.out, {**settings, **task_settings(args.task, every)})
     if args.calibrate:
-        calibrate(questions, args)
+        calibrate(questions, record, args)
         return
-    record, rows = Record(args.out), {name: f"{args.task} {name}{TIMED * args.timed}" for name in args.rows.split(",")}
+    rows = {name: f"{args.task} {name}{TIMED * args.timed}" for name in args.rows.split(",")}
     if any(record.left(row, questions) for row in rows.values()):
         options = {"quantize": args.quantize, "drafter": "none", "blocks": 2400}
         with Ensemble(args.base, small=args.small, draft=args.draft, **options) as pair:

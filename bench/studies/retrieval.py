@@ -23,7 +23,7 @@ from time import monotonic, perf_counter
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from judged import Record
+from judged import Record, digest
 
 from paceline import LLM, SamplingParams
 from paceline.retrieve import PassageIndex, Retrieval, generate
@@ -151,7 +151,10 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--out", type=Path, required=True, help="JSON lines: what is there is not measured again")
     args = parser.parse_args(words)
-    args.until, record = monotonic() + args.minutes * 60, Record(args.out)
+    names = ("max_tokens", "every", "dtype", "repeat")
+    options = {name: getattr(args, name) for name in names}
+    record = Record(args.out, {"model": digest(args.model), "index": digest(args.index), **options})
+    args.until = monotonic() + args.minutes * 60
     asked = QUESTIONS if args.questions is None else [json.loads(x)["question"] for x in args.questions.open()]
     index = PassageIndex.open(args.index)
     params = SamplingParams(temperature=0, max_tokens=args.max_tokens, drafter="ngram")

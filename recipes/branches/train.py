@@ -15,6 +15,7 @@ pass; and how many are right by plain decoding, which writes the same tags in se
 import argparse
 import json
 import random
+import re
 import sys
 import time
 from pathlib import Path
@@ -26,11 +27,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from paceline.reason.tags import TAG_NAMES, read, trained
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "bench" / "studies"))
-from judged import difference, share
+from judged import difference, share, within
 
 MOST_SUMS = 6
 NEW_TAGS = [f"<{slash}{name}>" for name in TAG_NAMES for slash in ("", "/")]
 STEPS_FILE = "steps.json"
+TOTAL = re.compile(r"(-?\d+)(?=\.?\s*(?:<|$))")
+"""Behind the last words before it: a number alone, its point, and what is no word."""
+MEASURED = "measured"
+"""Seed of new questions: training's are numbers, and -1 draws as 1 does."""
 
 
 def problem(rng: random.Random) -> tuple[str, str, int]:
@@ -53,9 +58,9 @@ def problem(rng: random.Random) -> tuple[str, str, int]:
 
 
 def total(text: str) -> int | None:
-    """The total that an answer comes to."""
-    said = text.rpartition("The total is ")[2].strip().rstrip(".")
-    return int(said) if "The total is " in text and said.lstrip("-").isdigit() else None
+    """The total that an answer comes to; tokens that end a text may stand behind it."""
+    found = TOTAL.match(text.rpartition("The total is ")[2])
+    return int(found[1]) if "The total is " in text and found else None
 
 
 def with_tags(path: Path) -> tuple[Any, Any]:
@@ -139,7 +144,7 @@ def measure(args: argparse.Namespace) -> None:
     from paceline.reason.parallel import Parallel, ParallelSettings
     from paceline.reason.runner import BASE, Runner
 
-    rng, same, forked = random.Random(-1), 0, 0
+    rng, same, forked = random.Random(MEASURED), 0, 0
     rights: dict[str, list[bool]] = {"branches": [], "sequence": []}
     counts = dict.fromkeys(("tokens", "passes"), 0)
     wish = SamplingParams(temperature=0, max_tokens=400, skip_special_tokens=False)
@@ -160,7 +165,7 @@ def measure(args: argparse.Namespace) -> None:
     for row, right in rights.items():
         print(f"{row}: right {share(sum(right), len(right))}")
     mean, half = difference(rights["branches"], rights["sequence"])
-    print(f"branches less sequence {mean:+.3f} ± {half:.3f}; {forked} of {args.measure} forked unasked, "
+    print(f"branches less sequence {mean:+.3f} {within(half)}; {forked} of {args.measure} forked unasked, "
           f"{counts['tokens'] / max(1, counts['passes']):.2f} tokens a pass; {same} texts the same")  # fmt: skip
 
 

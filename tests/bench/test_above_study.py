@@ -5,6 +5,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from paceline.engine.pair import DEMO
@@ -44,6 +45,11 @@ def asked(study: ModuleType, data: Path, *more: str) -> list[str]:
     return [str(data / "out"), str(data), str(DEMO / "target"), str(DEMO / "draft"), *rows, *few, *more]
 
 
+def parsed(study: ModuleType, data: Path) -> Any:
+    """What the command would be given."""
+    return study.parse(asked(study, data))
+
+
 @pytest.mark.full
 def test_every_study_goes_on_where_it_was(
     study: ModuleType, data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -61,13 +67,14 @@ def test_every_study_goes_on_where_it_was(
         return 0
 
     monkeypatch.setattr(study, "process", inside)
+    monkeypatch.setattr(study, "CALIBRATION", 1)
     monkeypatch.setattr(study.signal, "signal", lambda *_: None)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     study.main(asked(study, data))
     assert ran == ["judged", "reasoning", "reasoning", "reasoning", "judging", *["parallel"] * 4]
-    names = ("gap", "steps", "times", "cues", "judge", "texts", "branches")
+    names = ("settings", "gap", "steps", "times", "cues", "rules", "texts", "branches")
     before = {name: (made / f"{name}.jsonl").read_text(encoding="utf-8") for name in names}
-    assert all(len(text.splitlines()) >= 2 for text in before.values())
+    assert all(len(text.splitlines()) >= (1 if name == "settings" else 3) for name, text in before.items())
     capsys.readouterr()
     study.main(asked(study, data))
     assert {name: (made / f"{name}.jsonl").read_text(encoding="utf-8") for name in names} == before
@@ -86,6 +93,15 @@ def test_the_table_is_read_from_what_is_there(
     out.mkdir()
     study.main(asked(study, data, "--table"))
     assert len(capsys.readouterr().out.splitlines()) == 2, "nothing yet"
+    (out / "gap.jsonl").touch()
+    with pytest.raises(SystemExit, match="of which models"):
+        study.main(asked(study, data, "--table"))
+    (out / "gap.jsonl").unlink()
+    args = parsed(study, data)
+    study.settings(args).settle()
+    args.base = args.small
+    with pytest.raises(SystemExit, match=r"was made with base target .*, not draft"):
+        study.settings(args)
     gap, steps, times = (study.Record(out / f"{name}.jsonl") for name in ("gap", "steps", "times"))
     for number, right in (("0", True), ("1", False)):
         gap.add("gsm8k small", f"gsm8k-{number}", right=False)
@@ -96,13 +112,59 @@ def test_the_table_is_read_from_what_is_there(
     study.main(asked(study, data, "--table"))
     _, _, pair, step = capsys.readouterr().out.splitlines()
     assert "gsm8k: gap 0.500 ± 0.980; base 0.500" in pair and "| 2 |" in pair
-    assert "gsm8k, tau 4: 0.000" in step and "base's passes 0.50 ± 0.00" in step
-    assert "tau 4 2.00 ± 0.00 times as fast by processor time on 2" in step and "| 1 |" in step
+    assert "gsm8k, tau 4: 0.000" in step and "base's passes 0.50 ± ?" in step
+    assert "tau 4 2.00 ± ? times as fast by processor time on 1" in step and "| 1 |" in step
+    (out / "times.jsonl").unlink()
+    study.main(asked(study, data, "--table"))
+    assert "tau 4 was not timed" in capsys.readouterr().out
 
 
 def test_ratios_have_intervals(study: ModuleType) -> None:
     assert study.ratio([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == "2.00 ± 0.00"
     assert study.ratio([2.0, 4.0, 6.0], [1.0, 1.0, 4.0]) == "2.00 ± 1.13", "by hand"
+    assert study.ratio([2.0], [1.0]) == "2.00 ± ?"
+
+
+def test_seconds_are_of_questions_that_chose_nothing(study: ModuleType, data: Path) -> None:
+    args = parsed(study, data)
+    [times] = [job for job in study.jobs(args, "gsm8k") if job.name == "times"]
+    assert times.words[times.words.index("--skip") + 1] == str(study.CALIBRATION)
+    plain = [job.words for job in study.jobs(args, "gsm8k") if job.name == "judge"]
+    (data / "out" / "head" / "judge").mkdir(parents=True)
+    trained = [job.words for job in study.jobs(args, "gsm8k") if job.name == "judge"]
+    assert [words[words.index("--out") + 1].rpartition("/")[2] for [words] in (plain, trained)] == [
+        "rules.jsonl",
+        "judge.jsonl",
+    ]
+
+
+def test_a_study_without_its_data_is_passed_over(
+    study: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No file of gsm8k: no head is trained, the next study begins, and the table comes."""
+    ran = list[str]()
+    monkeypatch.setattr(study, "process", lambda words: ran.append(words[0]) or 0)
+    monkeypatch.setattr(study.signal, "signal", lambda *_: None)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    study.main(asked(study, tmp_path, "--only", "head,judge"))
+    said = capsys.readouterr().out
+    assert "== head failed: " in said and "has no gsm8k_train.jsonl" in said and "| paper |" in said
+    assert [Path(each).stem for each in ran] == ["judging"]
+
+
+def test_rules_are_told_by_task(study: ModuleType, data: Path) -> None:
+    args = parsed(study, data)
+    args.out.mkdir()
+    record = study.Record(args.out / "rules.jsonl", {})
+    for task in ("gsm8k", "svamp"):
+        for row in ("exact", "top 2"):
+            for number in range(2):
+                record.add(
+                    f"{task} {row}", str(number), right=task == "svamp", tokens=8, passes=4 if row == "exact" else 2
+                )
+    told = [(facts, number) for _, facts, _, number in study.judge_rows(args)]
+    assert [facts.partition(" [")[0] for facts, _ in told] == ["gsm8k, top 2: 0.000", "svamp, top 2: 1.000"]
+    assert all("tokens a pass 2.00 ± 0.00 times" in facts and number == 2 for facts, number in told)
 
 
 def test_thresholds_and_odds_are_fitted(tmp_path: Path) -> None:
@@ -121,3 +183,20 @@ def test_thresholds_and_odds_are_fitted(tmp_path: Path) -> None:
     right = [i < 12 for i in range(100)] + [i < 88 for i in range(100)]
     scale, shift = steps.platt(x, right)
     assert scale == pytest.approx(0.5, abs=0.02) and abs(shift) < 0.01
+    for far in (6.0, 8.0):
+        scale, shift = steps.platt([-far] * 100 + [far] * 100, right)
+        assert scale == pytest.approx(2 / far, abs=0.02) and abs(shift) < 0.01, "Newton's whole step goes too far"
+    draw = np.random.default_rng(0)
+    x = draw.normal(2, 4, 3000)
+    scale, shift = steps.platt(x, draw.random(3000) < 1 / (1 + np.exp(-0.3 * x - 0.5)))
+    assert scale == pytest.approx(0.3, abs=0.05) and shift == pytest.approx(0.5, abs=0.15)
+    assert steps.platt([0.0, 0.0], [True, True])[0] == pytest.approx(1), "nothing says otherwise"
+
+
+def test_odds_are_fitted_on_the_calibrating_questions(tmp_path: Path) -> None:
+    steps: Any = load("reasoning")
+    record = steps.Record(tmp_path / "r.jsonl")
+    record.add("svamp odds 0", "0", right=True, scores=[8.0, 7.0])
+    record.add("svamp odds 0", "1", right=False)  # of an earlier version
+    record.add("svamp odds 0", "2", right=False, scores=[1.0])
+    assert steps.graded(record, "svamp", ["0", "1"]) == [(8.0, True), (7.0, True)]

@@ -83,6 +83,56 @@ def test_what_is_recorded_is_not_asked_again(study: ModuleType, tmp_path: Path) 
     assert [*study.Record(again.path).row("base")] == ["1", "0"]
 
 
+def test_a_record_is_of_its_settings(study: ModuleType, tmp_path: Path) -> None:
+    """Other values are refused, new ones are added, and a record that says nothing is refused until its user does."""
+    path = tmp_path / "r.jsonl"
+    study.Record(path, {"base": "one", "quantize": None})
+    assert not path.exists(), "nothing is written before a figure"
+    study.Record(path, {"base": "one", "quantize": None}).add("base", "1", right=True)
+    again = study.Record(path, {"base": "one", "small": "two"})
+    assert again.row("base")["1"]["right"] is True
+    again.add("small", "1", right=False)
+    assert len(study.Record(path).all) == 2 and study.Record(path, {"small": "two", "quantize": None})
+    for name, value in (("base", "three"), ("quantize", "int4")):
+        with pytest.raises(SystemExit, match=rf"was made with {name} .*, not {value}"):
+            study.Record(path, {name: value})
+    path.write_text('{"row": "base", "id": "1"}\n', encoding="utf-8")
+    with pytest.raises(SystemExit, match="does not say how its figures were made"):
+        study.Record(path, {"base": "one"})
+    assert study.Record(path).all, "reading needs no settings"
+    path.write_text('{"settings": {}}\n' + path.read_text(encoding="utf-8"), encoding="utf-8")
+    assert study.Record(path, {"base": "one"}).all
+    path.write_text('{"problem": "ta01"}\n', encoding="utf-8")
+    with pytest.raises(SystemExit, match="no record of this study"):
+        study.Record(path)
+
+
+def test_models_are_known_by_what_is_in_them(study: ModuleType, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    (model / "judge").mkdir(parents=True)
+    (model / "config.json").write_text("{}")
+    (model / "judge" / "weights").write_bytes(bytes(200_000))
+    first = study.digest(model)
+    (model / ".cache").write_text("of no account")
+    assert first == study.digest(str(model)) and first.startswith("model ")
+    (model / "judge" / "weights").write_bytes(bytes(199_999) + b"1")
+    assert study.digest(model) != first
+    assert study.digest("owner/name") == "owner/name" and study.digest(None) is None
+    assert study.digest(model / "config.json").startswith("config.json ")
+
+
+def test_tasks_are_settings(study: ModuleType) -> None:
+    one, other = ([study.Question("1", [{"role": "user", "content": text}], bool)] for text in ("1 + 1?", "1 + 2?"))
+    made = study.task_settings("gsm8k", one)
+    assert made["gsm8k tokens"] == study.MOST_TOKENS["gsm8k"] and made == study.task_settings("gsm8k", one)
+    assert made["gsm8k questions"] != study.task_settings("gsm8k", other)["gsm8k questions"]
+
+
+def test_one_question_has_no_interval(study: ModuleType) -> None:
+    mean, half = study.difference([True], [False])
+    assert mean == 1.0 and study.within(half) == "± ?" and study.within(0.25) == "± 0.250"
+
+
 def test_examples_that_doubt(study: ModuleType, tmp_path: Path) -> None:
     shots = [{"question": "1 + 1?", "answer": "It is <<1+1=2>>2\nSo it is 2.\n#### 2"}] * study.SHOTS
     (tmp_path / "gsm8k_train.jsonl").write_text("\n".join(map(json.dumps, shots)), encoding="utf-8")

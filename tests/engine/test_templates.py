@@ -1,6 +1,6 @@
 """Chat templates that do not end, or make too much, are refused; all others make what they always made."""
 
-import time
+from math import inf
 from pathlib import Path
 
 import pytest
@@ -9,15 +9,19 @@ from transformers.utils import chat_template_utils
 import paceline
 from paceline.core.errors import InputError
 from paceline.engine import templates, text
-from paceline.engine.templates import BoundedTemplates, EndlessTemplateError, within
+from paceline.engine.templates import BoundedTemplates, EndlessTemplateError, look, within
 from paceline.engine.text import Text
 
 DEMO = Path(paceline.__file__).parent / "demo" / "target"
 ASK = [{"role": "user", "content": "Hi"}]
 LOOP = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 BRANCHES = "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(90) }}"
+NESTED = (
+    "{% set ns = namespace(x=['ab'], y=['ab']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}"
+    "{% set ns.y = [ns.y, ns.y] %}{% endfor %}"
+)
 BOMBS = {
-    "power": "{{ 10 ** 10 ** 8 }}",
+    "power": "{{ 10 ** (10 ** 8) }}",
     "powers": "{% set ns = namespace(x=3) %}{% for i in range(60) %}{% set ns.x = ns.x * ns.x %}{% endfor %}",
     "times": "{{ 'x' * 10 ** 10 }}",
     "list": "{{ ([1] * 10 ** 10)|length }}",
@@ -35,7 +39,7 @@ BOMBS = {
     "method": "{% set ns = namespace(x='aa') %}{% for i in range(60) %}"
     "{% set ns.x = ns.x.replace('a', 'aa') %}{% endfor %}",
     "joined": "{% set b = 'x' * 999999 %}{{ b.join(b) }}",
-    "joined from a filter": "{% set b = 'x' * 999999 %}{{ range(99999)|map('string')|join(b) }}",
+    "joined from a filter": "{% set b = 'x' * 999999 %}{{ range(9999)|map('string')|join(b) }}",
     "sums": "{{ ([[1] * 9999] * 9999)|sum(start=[])|length }}",
     "slices": "{% set ns = namespace(x='x' * 999999, k=[]) %}{% for i in range(99999) %}"
     "{% set ns.k = ns.k + [ns.x[1:]] %}{% endfor %}",
@@ -46,6 +50,26 @@ BOMBS = {
     "margin": "{{ [[1]]|tojson(indent=9999999999) }}",
     "tabs": "{{ '\t'.expandtabs(9999999999) }}",
     "output": "{% set b = 'x' * 999999 %}{% for i in range(99999) %}{{ b }}{% endfor %}",
+    "nested": f"{NESTED}{{{{ ns.x }}}}",
+    "nested texts": f"{NESTED}{{{{ ns.x|string }}}}",
+    "nested join": f"{NESTED}{{{{ 'a' ~ ns.x }}}}",
+    "nested JSON": f"{NESTED}{{{{ ns.x|tojson }}}}",
+    "nested format": f"{NESTED}{{{{ '%s' % ns.x }}}}",
+    "nested braces": f"{NESTED}{{{{ '{{}}'.format(ns.x) }}}}",
+    "nested message": f"{NESTED}{{{{ raise_exception(ns.x) }}}}",
+    "nested equal": f"{NESTED}{{{{ ns.x == ns.y }}}}",
+    "nested in": f"{NESTED}{{{{ ns.x in [ns.y] }}}}",
+    "nested test": f"{NESTED}{{{{ ns.x is in [ns.y] }}}}",
+    "nested select": f"{NESTED}{{{{ [ns.x]|select('eq', ns.y)|list }}}}",
+    "nested count": f"{NESTED}{{{{ [ns.x].count(ns.y) }}}}",
+    "nested key": NESTED.replace("[", "(").replace("]", ")") + "{{ {}[ns.x] }}",
+    "nested namespace": "{% set ns = namespace(x=1) %}{% for i in range(60) %}"
+    "{% set ns.x = namespace(a=ns.x, b=ns.x) %}{% endfor %}{{ ns.x }}",
+    "long texts compared": "{% set a = 'a' * 2 ** 22 %}{% set b = 'a' * 2 ** 22 %}{{ ([a] * 2 ** 20).count(b) }}",
+    "width as told": "{{ '{:{}}'.format('x', 9999999999) }}",
+    "precision": "{{ 5|round(9999999, 'floor') }}",
+    "sets": "{% macro m() %}{% set k = namespace(x=[]) %}{% set b = 'x' * 999999 %}{% for i in range(99999) %}"
+    "{% set y %}{{ b }}{{ i }}{% endset %}{% set k.x = k.x + [y] %}{% endfor %}{% endmacro %}{{ m() }}",
     "kept": "{% macro m() %}{% set b = 'x' * 999999 %}{% for i in range(99999) %}{{ b ~ i }}{% endfor %}{% endmacro %}"
     "{{ m()|length }}",
 }
@@ -66,8 +90,14 @@ def test_template_without_end(source: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(mine.tokenizer, "apply_chat_template", None)
     with pytest.raises(EndlessTemplateError):
         mine.chat(ASK)  # without a new try
-    assert not templates.CLOCK._running
-    assert sum(i for i in range(100_000)) == 4999950000, "nothing is raised in this thread any more"
+    monkeypatch.undo()
+    monkeypatch.setattr(text, "TEMPLATE_AGAIN_S", 0.0)
+    mine = with_template(tmp_path, "{{ messages[0].content }}")
+    monkeypatch.setattr(text, "TEMPLATE_TRIAL_S", -9.0)
+    with pytest.raises(EndlessTemplateError):
+        mine.chat(ASK)
+    monkeypatch.undo()
+    assert mine.render(ASK) == "Hi", "one slow rendering is not for ever"
 
 
 def test_end_with_a_clients_messages_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,26 +110,28 @@ def test_end_with_a_clients_messages_alone(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("bomb", BOMBS.values(), ids=BOMBS)
-def test_what_makes_too_much(bomb: str, tmp_path: Path) -> None:
+def test_what_makes_too_much(bomb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(templates, "MOST_TEMPLATE_CHARACTERS", 1 << 20)
+    monkeypatch.setattr(templates, "MOST_MADE_CHARACTERS", 1 << 23)
     path = tmp_path / "template.jinja"
     path.write_text(bomb)
-    with pytest.raises(InputError):
+    with pytest.raises(InputError, match=r"refused the messages \((it |'lipsum' is undefined)"):
         Text(DEMO, path).render(ASK)
-    assert not templates.CLOCK._running
+    assert templates.USED.end == inf
 
 
-def test_watch_stops_nothing_that_ended() -> None:
-    """Very short limits: the stop may come at any moment around the end of the work."""
-    ended = stopped = 0
-    until = time.monotonic() + 1.0
-    while time.monotonic() < until and not (ended and stopped):
-        try:
-            within(0.001 if ended else 9.0, lambda: sum(i * i for i in range(30_000)))
-            ended += 1
-        except EndlessTemplateError:
-            stopped += 1
-    assert ended
-    assert not templates.CLOCK._running
+def test_time_is_up_again_and_again() -> None:
+    """Where a library swallows the error, the next look raises it."""
+
+    def work() -> None:
+        for _ in range(3):
+            with pytest.raises(EndlessTemplateError):
+                look()
+        look()
+
+    with pytest.raises(EndlessTemplateError):
+        within(-1.0, work)
+    look()
 
 
 HONEST = (
@@ -111,15 +143,30 @@ HONEST = (
     "{{ [3, 1]|sort|map('string')|join('/') }}{{ m|items|list }}{{ -3 // 2 }}{{ 7 % 3 }}{{ 1.5 + 2 }}{{ [1] + [2] }}"
     "{%- endfor -%}{% macro w(t) %}[{{ t }}]{% endmacro %}{{ w('q') ~ w('r') }}"
     "{% if add_generation_prompt %}!{% endif %}"
+    "{{ '**%s** %%' % 'a' }}{{ '* %s: %s'|format('a', 'b') }}{{ 'Tools (as of %s, build 20240815)' % 'now' }}"
+    "{{ '%-*s|' % (9, 'x') }}{{ '100%% 20240815 %(a)5s' % {'a': 1} }}{{ '{0:>{w}} 20240815'.format('x', w=9) }}"
+    "{% set big = namespace(best=99999999) %}{{ big.best }}{{ nothing|default(4294967295) }}"
+    "{{ {}.get('max_tokens', 2000000) }}{{ [1, 2].count(99999999) }}{{ dict(a=99999999) }}"
+    "{{ ('word ' * 120000)|wordwrap(120)|length }}{{ ('a\nb' * 99999)|indent(4)|length }}"
+    "{% for a, b in [(1, 2), (3, 4)] if a < b < 9 %}{{ loop.last }}{{ loop.length }}{{ a }}{% else %}none{% endfor %}"
+    "{% for x in [1, [2, [3]]] recursive %}{{ loop(x) if x is iterable else x }}{% endfor %}"
+    "{% set c, d = 1, ('x', 'y') %}{{ d }}{{ c == 1 and d != none and 'x' in d and 'z' not in d }}{{ [1, 2]|sum }}"
+    "{{ messages|map(attribute='role')|unique|join(',') }}{{ messages|selectattr('role', 'equalto', 'user')|list }}"
+    "{{ messages|groupby('role')|length }}{{ messages == [] }}{{ [[1], [2]]|sum(start=[]) }}{{ 3.14159|round(2) }}"
+    "{{ {'b': 1, 'a': (2, 3)}|dictsort }}{{ {('a', 1): 2}[('a', 1)] }}{{ messages|tojson(indent=4) }}{{ range(3) }}"
+    "{% filter upper %}x{% endfilter %}{% macro v() %}{{ caller() }}{% endmacro %}{% call v() %}s{% endcall %}"
+    "{{ [1, 2]|reverse|list }}{{ '%s' % (none,) }}"
+    "{{ nothing is defined }}{{ 'a' is in 'abc' }}{{ 3 is divisibleby 3 }}{{ messages|pprint }}"
+    "{{ '<a>b</a>'|striptags }}"
 )
 
 
-def test_honest_template_is_rendered_as_ever(tmp_path: Path) -> None:
+def test_honest_template_is_rendered_as_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     outs = []
     for kind in (ImmutableSandboxedEnvironment, BoundedTemplates):
-        chat_template_utils.ImmutableSandboxedEnvironment = kind
+        monkeypatch.setattr(chat_template_utils, "ImmutableSandboxedEnvironment", kind)
         made = chat_template_utils._cached_compile_jinja_template(HONEST)
         outs.append(made.render(messages=[*ASK, {"role": "assistant", "content": "Hi i"}], add_generation_prompt=True))
     assert outs[0] == outs[1]

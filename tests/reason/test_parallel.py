@@ -347,6 +347,10 @@ def test_the_recipe_trains_on_texts_of_the_grammar(model: Path) -> None:
         question, answer, wanted = recipe.problem(rng)
         assert recipe.total(answer) == wanted and question.startswith("Work out ")
     assert recipe.total("<Conclusion>7</Conclusion>") is None and recipe.total("The total is 7 or so.") is None
+    for end in ("<|im_end|>", ".<|im_end|>", ".\n<|endoftext|>", ""):
+        assert recipe.total(f"The total is 6. No: The total is -42{end}") == -42
+    asked = [recipe.problem(random.Random(recipe.MEASURED)) for _ in range(2)]
+    assert asked[0] == asked[1] != recipe.problem(random.Random(1))
     tokenizer, tiny = recipe.with_tags(model)
     tokens, start, positions, sees = recipe.example(tokenizer, random.Random(1))
     [block] = read(tokenizer, tokens)

@@ -1,6 +1,8 @@
 """Tokenizer, chat template and generation defaults of a checkpoint, read by transformers."""
 
 import json
+import math
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from importlib import import_module
@@ -18,6 +20,8 @@ Message = Mapping[str, Any]
 WEIGHT_FILES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 MOST_ROLES = 32
 """Names of roles that are remembered."""
+TEMPLATE_AGAIN_S = 60.0
+"""Seconds until a template that took too long is tried again: its first rendering may have been slow for once."""
 
 
 class Text:
@@ -28,8 +32,8 @@ class Text:
         checkpoint's template; InputError where it cannot be used."""
         self.path = path
         self._forms: dict[str, RoleForm] = {}
-        self._endless: EndlessTemplateError | None = None
-        """Why no messages are rendered: the template did not come to an end with a single word."""
+        self._endless_until = -math.inf
+        """Till when no messages are rendered: the template did not come to an end with a single word."""
         bound_templates()
         self.defaults: dict[str, Any] = {}
         if path.suffix == ".gguf":
@@ -79,8 +83,12 @@ class Text:
 
     def _form(self, role: str) -> RoleForm:
         """How the template reads this role's content; tried once."""
-        if self._endless is not None:
-            raise EndlessTemplateError(str(self._endless))
+        endless = EndlessTemplateError(
+            f"The chat template takes more than {TEMPLATE_TRIAL_S:g} s of a processor for one short message; it is "
+            f"tried again after {TEMPLATE_AGAIN_S:g} s; give another as chat_template."
+        )
+        if time.monotonic() < self._endless_until:
+            raise endless
         if role not in self._forms:
 
             def render(messages: list[Message]) -> str:
@@ -93,11 +101,8 @@ class Text:
             try:
                 self._forms[role] = form(render, role)
             except EndlessTemplateError:
-                self._endless = EndlessTemplateError(
-                    f"The chat template takes more than {TEMPLATE_TRIAL_S:g} s of a processor for one short message; "
-                    "give another as chat_template."
-                )
-                raise self._endless from None
+                self._endless_until = time.monotonic() + TEMPLATE_AGAIN_S
+                raise endless from None
         return self._forms[role]
 
     def decode(self, tokens: Sequence[int]) -> str:

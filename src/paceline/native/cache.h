@@ -195,7 +195,8 @@ struct Cache : Rows {
         lanes |= 1 << lane;
       }
       const i64 latest = (first - 1) % p.rows, end = p.slot[latest] % 16 + 1;
-      const bool ends = latest + 1 == p.rows || p.slot[latest + 1] / 16 != at;
+      const bool whole = m.block_size % 16 == 0;  // else a group has other texts' slots, and is read by slot
+      const bool ends = whole && (latest + 1 == p.rows || p.slot[latest + 1] / 16 != at);
       if (m.bytes) {
         if (ends) clear(bytes(true, layer, head, at), end);
         continue;

@@ -1,6 +1,7 @@
 """Series and windows: what a CSV may hold, and the seal over the future."""
 
 import gzip
+from collections.abc import Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -262,6 +263,80 @@ def test_a_table_with_a_column_for_each_month_is_one_series(tmp_path: Path, head
         2 if len(names) > 4 else 1
     )
     assert series.following(1) == [next_] and "were read as one series" in series.notes[0]
+
+
+MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"]
+
+
+def wide(path: Path, head: Sequence[object], *rows_: Sequence[object]) -> Path:
+    return write(path, "\n".join(",".join(map(str, row)) for row in [head, *rows_]) + "\n")
+
+
+@pytest.mark.parametrize("blank", ["", "NA", "-"])
+def test_a_wide_table_may_begin_with_the_newest_year(tmp_path: Path, blank: str) -> None:
+    rows_: list[list[object]] = [[year, *(year * 100 + n for n in range(12))] for year in (2023, 2022, 2021)]
+    rows_[0][-2:] = [blank] * 2
+    series = read_series(wide(tmp_path, ["Year", *MONTHS], *rows_))
+    assert (len(series), series.values[0], series.values[-1]) == (34, 202100, 202309)
+    assert series.following(1) == ["2023-11-01"]
+
+
+def test_a_wide_table_may_hold_several_series_and_errors_name_its_rows(tmp_path: Path) -> None:
+    head = ["Region", "Year", *MONTHS, "Total"]
+    rows_: list[list[object]] = [
+        [region, year, *(year + n + add for n in range(12)), 9]
+        for region, add in (("N", 0), ("S", 1000))
+        for year in (2021, 2022)
+    ]
+    path = wide(tmp_path, head, *rows_)
+    assert read_series(path).values[0] == 2021 and read_series(path, None, "S").values[:2].tolist() == [3021, 3022]
+    rows_[3][4] = "many"
+    with pytest.raises(ValueError, match="row 5: 'many' is not a number"):
+        read_series(wide(tmp_path, head, *rows_), None, "S")
+
+
+@pytest.mark.parametrize(("first", "heads", "count"), [("Year", range(1, 13), 144), ("cohort", range(1, 13), 12),
+                                                       ("cohort", ["t1", "t2", "t3", "t4"], 12),
+                                                       ("Jahr", ["T1", "T2", "T3", "T4"], 48)])  # fmt: skip
+def test_numbers_are_months_beside_a_column_called_years_alone(
+    tmp_path: Path, first: str, heads: list[object], count: int
+) -> None:
+    rows_ = [[year, *(year + n for n in range(len(heads)))] for year in range(2001, 2013)]
+    assert len(read_series(wide(tmp_path, [first, *map(str, heads)], *rows_))) == count
+
+
+def test_columns_of_values_are_no_keys_for_a_few_times_that_come_twice(tmp_path: Path) -> None:
+    rows_ = [
+        [day, ("sun", "rain", "snow")[n % 3], n % 2, n] for n, day in enumerate([*DAYS, DAYS[0], DAYS[1], DAYS[2]], 3)
+    ]
+    rows_[-1][1], rows_[-2][1] = "fog", "fog"
+    with pytest.raises(ValueError, match="comes twice"):
+        read_series(wide(tmp_path, ["date", "weather", "promo", "sold"], *rows_))
+
+
+@pytest.mark.parametrize(
+    ("rows_", "column", "values", "note"),
+    [
+        ([["3,50", "1.000"], ["4,50", "-500"], ["5,25", "1.001"]], "b", [1000, -500, 1001], "points part thousands"),
+        ([["1,204", "3.100"], ["1,305", "3.200"], ["999", "4.150"]], "b", [3.1, 3.2, 4.15], ""),
+        ([["3,50", "1.204.500"], ["4,5", "204.500"], ["1,5", "7"]], "b", [1204500, 204500, 7], ""),
+        ([["1", "1.204.500"], ["2", "204.500"], ["3", "7"]], "b", [1204500, 204500, 7], ""),
+    ],
+)
+def test_points_part_thousands_where_the_table_says_so(
+    tmp_path: Path, rows_: list[list[str]], column: str, values: list[float], note: str
+) -> None:
+    lines = [f"{day};{a};{b}" for day, (a, b) in zip(DAYS, rows_ * 4)]
+    series = read_series(write(tmp_path, "\n".join(["day;a;b", *lines]) + "\n"), column)
+    assert series.values[:3].tolist() == values
+    assert (note in " ".join(series.notes)) and ("points part" in " ".join(series.notes)) == bool(note)
+
+
+def test_empty_cells_at_the_end_of_rows_and_sums_alone_are_not_ragged(tmp_path: Path) -> None:
+    text = "".join(f"{d},{n}{',' * (n % 3)}\n" for n, d in enumerate(DAYS))
+    assert read_series(write(tmp_path, text)).values.tolist() == list(range(12))
+    with pytest.raises(ValueError, match="10 or more are needed"):
+        read_series(write(tmp_path, "sum,1\nsum,2\n"))
 
 
 @pytest.mark.parametrize(

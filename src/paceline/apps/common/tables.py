@@ -23,7 +23,10 @@ AROUND = re.compile(r"^[\s€$£¥%]+|(?<![\s€$£¥%])[\s€$£¥%]+$|(?<=\d)[
 it is."""
 DECIMAL_COMMA = re.compile(r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+$")
 POINT = re.compile(r"^[+-]?\d+\.\d+(e[+-]?\d+)?$", re.IGNORECASE)
-GROUPED = re.compile(r"^[+-]?[1-9]\d{0,2}\.\d{3}$")
+GROUPED = re.compile(r"^[+-]?[1-9]\d{0,2}(\.\d{3})+$")
+GROUPED_TWICE = re.compile(r"^[+-]?[1-9]\d{0,2}(\.\d{3}){2,}$")
+"""1.204.500: points that can part nothing but thousands."""
+WHOLE_NUMBER = re.compile(r"^[+-]?\d+$")
 THOUSANDS = re.compile(r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$")
 TWO_WAYS = re.compile(r"^[+-]?[1-9]\d{0,2},\d{3}$")
 """1,234 is a thousand or a decimal: where semicolons part the columns a comma is the decimal sign."""
@@ -48,6 +51,8 @@ class TextTable:
     """What parts the columns."""
     trimmed: bool = False
     """Whether lines above, sums below or further headings were left out."""
+    lines: tuple[int, ...] = ()
+    """The line of each row, where rows were picked or put in another order."""
 
     def at(self, name: str) -> int:
         """The place of a column. Raises TableError."""
@@ -60,14 +65,29 @@ class TextTable:
         return [row[at] for row in self.rows]
 
     def numbers(self, name: str) -> list[float | None]:
-        """A column's values, as `numbers`; 246.243 is a thousand where other columns of the table have decimal
-        commas."""
+        """A column's values, as `numbers`; 246.243 is a thousand where `points_part` says so."""
         texts = self.column(name)
-        plain = [each for each in (AROUND.sub("", text) for text in texts) if each.lower() not in MISSING]
-        grouped = all(GROUPED.match(each) or each.isdigit() for each in plain) and any("." in each for each in plain)
-        if grouped and any(shows_commas(self.column(each), self.mark) for each in self.header if each != name):
+        if self.points_part(name):
             return [float("nan") if each.strip().lower() in MISSING else number(each, True) for each in texts]
         return numbers(texts, self.mark)
+
+    def points_part(self, name: str) -> bool:
+        """Whether the points of a column could be decimal ones and part thousands all the same, since other columns of
+        the table have decimal commas."""
+        plain = [each for each in (AROUND.sub("", text) for text in self.column(name)) if each.lower() not in MISSING]
+        if not any("." in each for each in plain) or any(GROUPED_TWICE.match(each) for each in plain):
+            return False
+        grouped = all(GROUPED.match(each) or WHOLE_NUMBER.match(each) for each in plain)
+        return grouped and any(shows_commas(self.column(each), self.mark) for each in self.header if each != name)
+
+    def points_said(self, name: str) -> list[str]:
+        """What to say where `points_part`."""
+        said = f"column {name}: points part thousands (1.204 is 1204), since other columns have decimal commas."
+        return [said] if self.points_part(name) else []
+
+    def line(self, at: int) -> int:
+        """The line of a row, for messages."""
+        return self.lines[at] if self.lines else self.first + at
 
 
 def read_table(path: Path) -> TextTable:
@@ -119,10 +139,13 @@ def read_table(path: Path) -> TextTable:
 def ragged(path: Path, rows: Sequence[tuple[tuple[str, ...], int]], mark: str) -> None:
     """Refuses rows of unequal length where no headings say what their columns are: `1,003.37` without quotation marks
     is two cells. Raises TableError."""
-    counts = [len(row) for row, _ in rows if not sums(row)]
-    usual = max(set(counts), key=counts.count)
-    if len(set(counts)) > 1 and mark == ",":
-        at = next(line for row, line in rows if len(row) != usual)
+    wide = {line: max(at for at, cell in enumerate(row, 1) if cell) for row, line in rows if not sums(row)}
+    counts = [len(row) for row, line in rows if line in wide]
+    if not counts or mark != ",":
+        return
+    usual = min(max(set(counts), key=counts.count), max(wide.values()))  # empty cells at the end of a row are none
+    at = next((line for row, line in rows if line in wide and (len(row) < usual or wide[line] > usual)), None)
+    if at is not None:
         raise TableError(
             f"{path}, row {at}: its cells are not {usual} as in most rows, and there is no header; put cells that hold "
             f"{mark!r} in quotation marks."
@@ -220,6 +243,8 @@ def number(text: str, comma: bool | None = None) -> float | None:
         plain = plain.replace(".", "").replace(",", ".")
     elif THOUSANDS.match(plain):
         plain = plain.replace(",", "")
+    elif GROUPED_TWICE.match(plain):
+        plain = plain.replace(".", "")
     try:
         value = float(plain)
     except ValueError:
@@ -228,27 +253,32 @@ def number(text: str, comma: bool | None = None) -> float | None:
 
 
 def decimal_comma(texts: Sequence[str], mark: str = ",") -> bool:
-    """Whether a column writes decimals with a comma: a cell shows it, and none has a point where decimals stand; 1,234
-    alone shows it where `mark`, which parts the columns, is a semicolon. Raises TableError where cells contradict each
-    other."""
+    """Whether a column writes decimals with a comma: a cell shows it, as 1,5 and 1.204.500 do, and none has a point
+    where decimals stand; 1,234 alone shows it where `mark`, which parts the columns, is a semicolon. Raises TableError
+    where cells contradict each other."""
     plain = [AROUND.sub("", text) for text in texts]
-    shown = [each for each in plain if DECIMAL_COMMA.match(each) and not THOUSANDS.match(each)]
+    shown = [each for each in plain if sure_comma(each)]
     if not shown and mark == ";" and not any(THOUSANDS.match(each) and not TWO_WAYS.match(each) for each in plain):
         shown = [each for each in plain if TWO_WAYS.match(each)]
     if not shown:
         return False
     points = [each for each in plain if POINT.match(each) and not GROUPED.match(each)]
     if points:
-        raise TableError(f"{shown[0]!r} has a decimal comma and {points[0]!r} a decimal point; write all rows alike.")
+        has = "points between thousands" if GROUPED_TWICE.match(shown[0]) else "a decimal comma"
+        raise TableError(f"{shown[0]!r} has {has} and {points[0]!r} a decimal point; write all rows alike.")
     return True
 
 
+def sure_comma(plain: str) -> bool:
+    """Whether one number alone tells that commas are decimal signs where it stands; 1,234 may be a thousand."""
+    return bool((DECIMAL_COMMA.match(plain) and not THOUSANDS.match(plain)) or GROUPED_TWICE.match(plain))
+
+
 def shows_commas(texts: Sequence[str], mark: str) -> bool:
-    """Whether a column of numbers alone has decimal commas."""
+    """Whether a column of numbers alone has decimal commas for sure, so that other columns have them as well."""
     try:
-        return decimal_comma(texts, mark) and all(
-            text.strip().lower() in MISSING or number(text, True) is not None for text in texts
-        )
+        sure = any(sure_comma(AROUND.sub("", text)) for text in texts) and decimal_comma(texts, mark)
+        return sure and all(text.strip().lower() in MISSING or number(text, True) is not None for text in texts)
     except TableError:
         return False
 

@@ -1,6 +1,7 @@
 """A fragment as a program that runs by itself: what was put in stands before it, in plain Python."""
 
 import ast
+import keyword
 import re
 import textwrap
 
@@ -140,17 +141,23 @@ def _object(cls):
     import inspect
 
     try:
-        needed = [p for p in inspect.signature(cls).parameters.values() if p.default is p.empty and p.kind in (0, 1)]
-        return cls(*[StandIn(path=p.name) for p in needed])
+        needed = [p for p in inspect.signature(cls).parameters.values() if p.default is p.empty]
+        named = {p.name: StandIn(path=p.name) for p in needed if p.kind == p.KEYWORD_ONLY}
+        return cls(*[StandIn(path=p.name) for p in needed if p.kind in (0, 1)], **named)
     except Exception:
-        return cls.__new__(cls)
+        return next(iter(cls)) if hasattr(cls, "__members__") else cls.__new__(cls)
+
+
+def _bare(thing, part="fget"):
+    \"\"\"The function of a property; what can be called as it is.\"\"\"
+    return thing if callable(thing) else getattr(thing, part, None) or getattr(thing, "func", thing)
 
 
 def _call(function):
     \"\"\"Call what nobody calls, and say how it failed if it did.\"\"\"
     try:
         _finish(function())
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         print(f"{type(error).__name__}: {error}")
 
 
@@ -159,7 +166,7 @@ def _call(function):
 
 def standalone(ran: Ran) -> str:
     """The program's text. A call of known code that failed and got a value cannot be written down: it fails again."""
-    values = {p.key: p.guess for p in ran.puts}
+    values = {p.key: p.guess for p in ran.puts if not {"of", "argv"} & set(p.guess)}
     made = {key: f"lambda: {written(guess)}" for key, guess in values.items()}
     table = {
         kind: "{" + ", ".join(
@@ -181,13 +188,18 @@ def standalone(ran: Ran) -> str:
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
         lines.append(ABSENT_FINDER.format(modules=absent))
-    code = [str(guess["code"]) for guess in values.values() if guess.get("code")]
+    code = [str(p.guess["code"]) for p in ran.puts if p.guess.get("code")]
     lines += [*dict.fromkeys(code)]
-    if argv := argv_of(ran):
+    if argv := argv_of(ran, text):
         lines += [] if "import sys" in lines else ["import sys"]
         lines.append(f"sys.argv[1:] = sys.argv[1:] or {argv!r}")
     places = {each.name: each.kind for each in ran.found if each.kind in ("file", "folder")}
-    called = [each for each in ran.found if each.kind == "called" and "<locals>" not in each.name]
+    endless = {each.name for each in ran.found if each.kind == "late"}
+    called = [
+        f"# {each.name} is not called: it does not end." if each.name in endless else called_line(each)
+        for each in ran.found
+        if each.kind == "called" and called_line(each)
+    ]
     lines += [MAKE_FILES] if places else []
     fields = fields_of(text)
     for path, made_as in places.items():
@@ -196,29 +208,40 @@ def standalone(ran: Ran) -> str:
         lines += [f"_made({each!r}, {content(each, fields)!r})" for each in inside]
     for key, guess in values.items():
         kind, _, name = key.partition(":")
-        if kind == "name" and name.isidentifier() and not {"of", "argv"} & set(guess):
+        if kind == "name" and plain_name(name):
             value = written(guess)
             lines.append(f"{name} = {value if value != 'StandIn()' else f'StandIn(path={name!r})'}")
     lines += [OPEN_BY_NAME] if re.search(r"\bopen\(", text) else []
     lines += ["", text]
     lines += [FINISH] if shift or called else []
     lines += [f"_finish({FUNCTION}())"] if shift else []
-    lines += [CALL_THE_REST, *map(called_line, called)] if called else []
+    lines += [CALL_THE_REST, *called] if called else []
     return "\n".join(lines) + "\n"
 
 
-def argv_of(ran: Ran) -> list[str]:
+def argv_of(ran: Ran, text: str) -> list[str]:
     """The arguments of the command line that the run was given."""
-    return next((p.guess["argv"] for p in reversed(ran.puts) if "argv" in p.guess), given_argv(ran.source))
+    return next((p.guess["argv"] for p in reversed(ran.puts) if "argv" in p.guess), given_argv(text))
 
 
 def called_line(each: PicoFound) -> str:
-    """The call of what nobody calls."""
-    owner = each.name.rpartition(".")[0]
-    first = {"self": [f"_object({owner})"], "class": [owner]}.get(each.gets, [])
-    parts = [(f"{name}=" if name in each.named else "") + written(guess) for name, guess in each.arguments]
-    called = f"{owner}.{each.name.rpartition('.')[2]}.__func__" if each.gets == "class" else each.name
-    return f"_call(lambda: {called}({', '.join([*first, *parts])}))"
+    """The call of what nobody calls; "" where it has no name by which the program could call it, as a lambda."""
+    parts = each.name.split(".")
+    if not all(map(plain_name, [*parts, *each.named])):
+        return ""
+    for at in range(1, len(parts)):  # as Python writes names that are private to a class
+        if parts[at].startswith("__") and not parts[at].endswith("__") and parts[at - 1].strip("_"):
+            parts[at] = f"_{parts[at - 1].lstrip('_')}{parts[at]}"
+    owner, name = ".".join(parts[:-1]), ".".join(parts)
+    called = f"_bare({name}{', ' + repr('fset') if each.gets == 'set' else ''})" if owner else name
+    first = {"self": [f"_object({owner})"], "set": [f"_object({owner})"], "class": [owner]}.get(each.gets, [])
+    values = [(f"{key}=" if key in each.named else "") + written(guess) for key, guess in each.arguments]
+    called = f"{name}.__func__" if each.gets == "class" else called
+    return f"_call(lambda: {called}({', '.join([*first, *values])}))"
+
+
+def plain_name(text: str) -> bool:
+    return text.isidentifier() and not keyword.iskeyword(text)
 
 
 def without_futures(text: str) -> tuple[list[str], str]:

@@ -12,6 +12,10 @@ ImportStatement = Annotated[
     str, StringConstraints(max_length=400, pattern=r"^(from [\w.]+ import \w+|import [\w.]+( as \w+)?)$")
 ]
 
+DottedName = Annotated[str, StringConstraints(max_length=400, pattern=r"^([^\W\d]\w*|<\w+>)(\.([^\W\d]\w*|<\w+>))*$")]
+PlainName = Annotated[str, StringConstraints(max_length=400, pattern=r"^[^\W\d]\w*$")]
+"""Names that are written into programs, so nothing else may stand there."""
+
 
 class LineEvent(Said):
     event: Literal["line"]
@@ -69,10 +73,18 @@ class CalledEvent(Said):
 
     event: Literal["called"]
     line: int
-    name: Short
-    gets: Literal["", "self", "class"]
-    arguments: dict[str, dict[str, Any]]
-    named: list[str]
+    name: DottedName
+    gets: Literal["", "self", "set", "class"]
+    arguments: dict[PlainName, dict[str, Any]]
+    named: list[PlainName]
+
+
+class LateEvent(Said):
+    """A called function that had not ended in time."""
+
+    event: Literal["late"]
+    line: int
+    name: DottedName
 
 
 class EndEvent(Said):
@@ -83,7 +95,7 @@ class EndEvent(Said):
 
 
 PicoEvent = Annotated[
-    LineEvent | ValueEvent | CallEvent | ModuleEvent | ImportEvent | FileEvent | CalledEvent | EndEvent,
+    LineEvent | ValueEvent | CallEvent | ModuleEvent | ImportEvent | FileEvent | CalledEvent | LateEvent | EndEvent,
     Field(discriminator="event"),
 ]
 EVENT: TypeAdapter[Any] = TypeAdapter(PicoEvent)

@@ -8,7 +8,7 @@ import json
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,7 +17,8 @@ from pydantic import TypeAdapter
 
 from ..common.sandbox import AppLimits, AppOutcome, Job, run
 from ..common.sandbox.said import read_said
-from .box.modules import CALLED
+from .box.modules import CALLED, PICO_BOX_MODULES
+from .box.uncalled import CALL_S
 from .events import events_in
 from .instrument import FragmentError, PicoProgram, instrument, runnable
 from .predict import STOP, Guess, Hole, PicoRanker, Predictor
@@ -72,7 +73,7 @@ class PicoFound:
     was called because nobody else did, with the values of its parameters."""
 
     line: int
-    kind: Literal["import", "file", "folder", "called"]
+    kind: Literal["import", "file", "folder", "called", "late"]
     name: str
     shown: str = ""
     imports: tuple[str, ...] = ()
@@ -84,6 +85,8 @@ class PicoFound:
     def what(self) -> str:
         if self.kind == "called":
             return f"nobody calls {self.name}, so it was called"
+        if self.kind == "late":
+            return f"{self.name} had not ended after {CALL_S} seconds and was left"
         shown = re.sub(r"^<module '([\w.]+)'.*>$", r"the module \1", self.shown)
         return f"{self.name} is {shown}" if self.kind == "import" else f"{self.kind} {self.name} made"
 
@@ -149,15 +152,18 @@ class PicoRunner:
             program = instrument(source)
         except FragmentError as error:
             return Ran(name, source, problem=str(error))
+        facts = facts_of(source)
         if not isinstance(self.predictor, PicoRanker):
-            return await self.once(name, source, program, {})
-        return await self.searched(name, source, program, self.predictor)
+            return await self.once(name, source, program, {}, facts)
+        return await self.searched(name, source, program, facts, self.predictor)
 
-    async def searched(self, name: str, source: str, program: PicoProgram, ranker: PicoRanker) -> Ran:
+    async def searched(
+        self, name: str, source: str, program: PicoProgram, facts: Mapping[str, Any], ranker: PicoRanker
+    ) -> Ran:
         """The best of `rounds` runs, each with one value changed where the best so far needs it."""
         text, shift = runnable(textwrap.dedent(source))
         uses, search = uses_of(text), PicoSearch()
-        best = await self.once(name, source, program, {})
+        best = await self.once(name, source, program, {}, facts)
         chosen: dict[str, Guess] = {}
         for number in range(2, self.rounds + 1):
             need = next((each for each in wanted(best, program, text, shift) if search.left(each)), None)
@@ -171,7 +177,7 @@ class PicoRunner:
             if made is None:
                 continue
             guess = {**made, "why": need.why}
-            ran = await self.once(name, source, program, {**chosen, need.key: guess})
+            ran = await self.once(name, source, program, {**chosen, need.key: guess}, facts)
             if (len(ran.ran), ran.end is None) > (len(best.ran), best.end is None):
                 best, chosen = ran, {**chosen, need.key: guess}
             best = replace(best, runs=number)
@@ -184,38 +190,50 @@ class PicoRunner:
         words = [word for word in allowed(uses, text) if word not in ("Object", now.get("how"))]
         return [*(await ranker.ranked(hole_of(need), source, words) if words else []), OWN]
 
-    async def once(self, name: str, source: str, program: PicoProgram, known: Mapping[str, Guess]) -> Ran:
+    async def once(
+        self, name: str, source: str, program: PicoProgram, known: Mapping[str, Guess], facts: Mapping[str, Any]
+    ) -> Ran:
         asks = self.predictor.name != "nothing"
         job = {
             "source": program.source,
             "known": known,
             "ask": asks,
             "calls": self.calls and asks,
-            "read": attributes_of(source),
-            "fields": fields_of(runnable(textwrap.dedent(source))[0]),
-            "within": files_within(source),
-            "argv": given_argv(source) if asks else [],
+            **facts,
+            "argv": facts["argv"] if asks else [],
             **program.as_dict(),
         }
+        given = {written_by(guess) for guess in known.values()}
 
         async def talk(line: str) -> str:
             hole = read_said(HOLE, line)
             if hole is None:
                 return json.dumps(STOP)
-            return json.dumps(await self.predictor.predict(hole, source))
+            guess = await self.predictor.predict(hole, source)
+            given.add(written_by(guess))
+            return json.dumps(guess)
 
         files: dict[str, str | bytes | Path] = {
             "job.json": json.dumps(job),
-            "runtime.py": PICO_BOX / "runtime.py",
-            "dummies.py": PICO_BOX / "dummies.py",
-            "modules.py": PICO_BOX / "modules.py",
-            "uncalled.py": PICO_BOX / "uncalled.py",
+            **{f"{module}.py": PICO_BOX / f"{module}.py" for module in PICO_BOX_MODULES},
         }
         command = (sys.executable, "runtime.py")
         outcome = await run(
             Job(command, files, PICO_ANSWERS, limits=self.limits, talk=talk if asks else None, collect=True)
         )
-        return read(name, source, program, outcome)
+        return read(name, source, program, outcome, given)
+
+
+def facts_of(source: str) -> dict[str, Any]:
+    """What the runtime gets of a fragment: attributes read of each name, fields, files, words of a command line."""
+    text, _ = runnable(textwrap.dedent(source))
+    return {"read": attributes_of(source), "fields": fields_of(text), "within": files_within(source),
+            "argv": given_argv(text)}  # fmt: skip
+
+
+def written_by(guess: Mapping[str, Any]) -> tuple[str, str]:
+    """The code of a guess, and its expression."""
+    return str(guess.get("code", "")), str(guess.get("expression", ""))
 
 
 def attributes_of(source: str) -> dict[str, list[str]]:
@@ -240,9 +258,12 @@ def wanted(ran: Ran, program: PicoProgram, text: str, shift: int) -> Iterator[Pi
     return needs(end, conditions(text, shift, ran.ran, program.lines), on, recent)
 
 
-def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> Ran:
-    """What the runtime wrote, up to where it was stopped."""
+def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome, given: Collection[tuple[str, str]]) -> Ran:
+    """What the runtime wrote, up to where it was stopped. Code of a value counts only where it was `given`: the
+    fragment can write to the report, too."""
     events, strange = events_in(outcome.files.get("events.jsonl", b""))
+    known = [each for each in events if all(guess_given(guess, given) for guess in guesses_of(each))]
+    events, strange = known, strange + len(events) - len(known)
     ran = frozenset(e["line"] for e in events if e["event"] == "line") & program.lines
     puts = tuple(Put(e["key"], e["line"], e["guess"], e["shown"]) for e in events if e["event"] == "value")
     keys = {p.key for p in puts}
@@ -260,6 +281,7 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> R
                   named=tuple(e["named"]))
         for e in events if e["event"] == "called"
     ]  # fmt: skip
+    found += [PicoFound(e["line"], "late", e["name"]) for e in events if e["event"] == "late"]
     absent = {e["line"] for e in events if e["event"] == "module"}
     made = {e["line"] for e in events if e["event"] == "file"}
     text = runnable(textwrap.dedent(source))[0]
@@ -287,9 +309,22 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome) -> R
         problem = f"{problem} {strange} lines of its report are not the runtime's and were not used.".strip()
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
     ended = end["error"] if end else None
-    return Ran(name, source, program.lines, ran, puts, tuple(findings), ended, outcome.limit, attempts, 1,
+    stopped = None if end else outcome.limit  # after its end only what nobody calls was stopped
+    return Ran(name, source, program.lines, ran, puts, tuple(findings), ended, stopped, attempts, 1,
                outcome.text[:2000], problem, tuple(found),
                tuple(e["name"] for e in events if e["event"] == "module"))  # fmt: skip
+
+
+def guesses_of(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    return [event["guess"]] if event["event"] == "value" else list(event.get("arguments", {}).values())
+
+
+def guess_given(guess: Mapping[str, Any], given: Collection[tuple[str, str]]) -> bool:
+    """Whether a value's code was given from here, or is the words of a command line alone."""
+    words, made = guess.get("argv", []), written_by(guess)
+    if "argv" in guess and not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
+        return False
+    return made in given or made == ("", "") or made == ("", repr(words))
 
 
 def on_line(program: PicoProgram, line: int | None, keys: set[str]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ import ast
 import json
 import re
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from .cut import CutError, Fragment
@@ -50,22 +50,56 @@ def fragments(name: str, text: str) -> list[Fragment]:
     return [Fragment(name, session(patched(text)))]
 
 
-HUNK = re.compile(r"^(?:@@|diff |index |--- |\+\+\+ |new file|deleted file|similarity|rename )")
+HUNK = re.compile(
+    r"^(?:@@|diff |index |--- |\+\+\+ |(?:new|old|deleted) (?:file|mode)|(?:dis)?similarity |(?:rename|copy) |"
+    r"Binary files |Index: |={30})"
+)
+HUNK_COUNTS = re.compile(r"^@@ -\d+(?:,(\d+))? \+\d+(?:,(\d+))? @@")
+DIFF_TITLES = ("diff ", "--- ", "commit ", "From ", "Index: ", "-- ")
+"""Beginnings of lines below which anything stands up to the next hunk: a commit's message, names and modes of files."""
 
 
 def patched(text: str) -> str:
     """The new side of a diff, what it takes away and its headings as comments; other texts as they are."""
     lines = text.splitlines()
-    body = [line for line in lines if line and not HUNK.match(line)]
+    inside = in_hunks(lines) or [not HUNK.match(line) for line in lines]
+    body = [line for line, within in zip(lines, inside) if line and within]
     if parses(text) or not body or any(line[0] not in "+- \\" for line in body) or {"+", "-"}.isdisjoint(
         line[0] for line in body
     ):  # fmt: skip
         return text
-    kept = [not HUNK.match(line) and line[:1] not in ("-", "\\") for line in lines]
+    kept = [within and line[:1] not in ("-", "\\") for line, within in zip(lines, inside)]
     new = [line[1:] for line, keep in zip(lines, kept) if keep and line[1:].strip()]
     margin = " " * min((len(line) - len(line.lstrip()) for line in new), default=0)
     whole = "".join((line[1:] if keep else f"{margin}# {line}") + "\n" for line, keep in zip(lines, kept))
     return whole if parses(whole) or parses(textwrap.dedent(whole)) else text
+
+
+def in_hunks(lines: Sequence[str]) -> list[bool] | None:
+    """Which lines stand in a diff's hunks, by the counts of lines that the hunks state; None where they state none or
+    others than there are."""
+    inside: list[bool] = []
+    old = new = 0
+    title, found = True, False
+    for line in lines:
+        if old > 0 or new > 0:
+            if line[:1] not in ("+", "-", " ", "", "\\"):
+                return None
+            old -= line[:1] not in ("+", "\\")
+            new -= line[:1] not in ("-", "\\")
+            inside.append(True)
+            if old < 0 or new < 0:
+                return None
+            continue
+        if counts := HUNK_COUNTS.match(line):
+            old, new = (int(count or 1) for count in counts.groups())
+            title, found = False, True
+        elif line.startswith(DIFF_TITLES):
+            title = True
+        elif not title and line.strip() and line[0] != "\\":
+            return None
+        inside.append(False)
+    return inside if found else None
 
 
 def fenced(text: str) -> Iterator[tuple[str, str]]:

@@ -91,12 +91,30 @@ MOST_ARGUMENTS = 20
 
 def given_argv(source: str) -> list[str]:
     """Arguments of the command line, as many as the fragment reads of `sys.argv` by number or by unpacking."""
-    found = [int(number) for number in re.findall(r"\bargv\[(\d{1,2})\]", source)]
-    for names in re.findall(r"^[ \t]*([\w, ()]+?)\s*=\s*(?:sys\.)?argv\[1:\]", source, re.MULTILINE):
-        found.append(names.count(",") + 1)
-    for names in re.findall(r"^[ \t]*([\w, ()]+?,[\w, ()]+?)\s*=\s*(?:sys\.)?argv\s*$", source, re.MULTILINE):
-        found.append(names.count(","))
-    return ["1"] * min(max(found, default=0), MOST_ARGUMENTS)
+    found = [0]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Subscript) and is_argv(node.value):
+            found.append(number_of(node.slice))
+        elif isinstance(node, ast.Assign):
+            target, value = node.targets[0], node.value
+            sliced = isinstance(value, ast.Subscript) and is_argv(value.value) and isinstance(value.slice, ast.Slice)
+            parts = target.elts if isinstance(target, ast.Tuple | ast.List) else [target] if sliced else []
+            count = sum(not isinstance(each, ast.Starred) for each in parts)
+            if isinstance(value, ast.Subscript) and isinstance(value.slice, ast.Slice) and sliced and count:
+                found.append(number_of(value.slice.lower) + count - 1)
+            elif is_argv(value):
+                found.append(count - 1)
+    return ["1"] * min(max(found), MOST_ARGUMENTS)
+
+
+def is_argv(node: ast.expr) -> bool:
+    return getattr(node, "id" if isinstance(node, ast.Name) else "attr", "") == "argv"
+
+
+def number_of(node: ast.expr | None) -> int:
+    """A number that stands in the code, up to 99; else 0."""
+    value = node.value if isinstance(node, ast.Constant) else 0
+    return value if type(value) is int and value < 100 else 0
 
 
 def files_within(source: str) -> list[str]:

@@ -6,6 +6,7 @@ They are read here, before any question: a query of a model's never reads a file
 import csv
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, time
 from itertools import zip_longest
 from pathlib import Path
@@ -91,7 +92,8 @@ def rewritten(path: Path, copy: Path) -> TextTable | None:
         writer.writerow(table.header)
         for number, row in enumerate(table.rows):
             writer.writerow([plain[at][number] if at in plain else cell for at, cell in enumerate(row)])
-    return table
+    said = [f"{path.name}, {each}" for title in table.header for each in table.points_said(title)]
+    return replace(table, notes=(*table.notes, *said))
 
 
 POINTED = re.compile(r"[+-]?\d+\.\d{3}")

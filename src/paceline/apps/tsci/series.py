@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.tables import TextTable, numbers, read_table
+from ..common.tables import MISSING, TextTable, read_table
 from ..common.times import MONTH_WORDS, TIME_COLUMNS, ParsedTimes, TimeError, ordered
 
 Floats = NDArray[np.float64]
@@ -115,12 +115,12 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
         raise ValueError(f"{path} has no column {column}; its columns are {', '.join(table.header)}.")
     if not table.rows:
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
-    table = unfolded(table, column)
-    when = time_column(table, column)
-    value = column or value_column(table, when)
-    others = [name for name in reversed(number_columns(table, when)) if name != value] if column is None else []
+    table, joined = unfolded(table, column)
+    when = time_column(table, joined or column)
+    value = joined or column or value_column(table, when)
+    others = [name for name in reversed(number_columns(table, when)) if name != value and value != (joined or column)]
     table, label, said = chosen(table, when, value, one, path)
-    notes = [*table.notes, *said]
+    notes = [*table.notes, *said, *(f"{path.name}, {each}" for each in table.points_said(value))]
     if others:
         notes.append(f"{path.name}: column {value} is read, --column names another ({', '.join(others[:5])}).")
     values = np.array(checked_numbers(table, value, path))
@@ -134,36 +134,60 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
     return replace(made, notes=(*notes, *made.notes), read=read)
 
 
-def unfolded(table: TextTable, column: str | None) -> TextTable:
-    """A table with a row for each year and a column for each month or quarter, as one column; others as they are."""
-    first, *rest = table.header
-    parts = [period_place(name) for name in rest]
+def unfolded(table: TextTable, column: str | None) -> tuple[TextTable, str | None]:
+    """A table with a row for each year and a column for each month or quarter, as one column, and the name of it;
+    others as they are. Where years come several times other columns tell the rows apart, and stay."""
+    heads, rows = table.header, table.rows
+    others = [at for at, name in enumerate(heads) if period_place(name, "") is None]
+    years_at = next((at for at in others if all(YEAR_CELL.fullmatch(row[at]) for row in rows)), None)
+    if column is not None or years_at is None:
+        return table, None
+    parts = [period_place(name, heads[years_at]) for name in heads]
     for count, form in ((12, "{}-{:02d}"), (4, "{}-Q{}")):
-        places = [at for at, part in enumerate(parts, 1) if part is not None and part[0] == count]
-        numbers_ = [parts[at - 1] for at in places]
-        years = all(re.fullmatch(r"(1[5-9]|20|21)\d\d", row[0]) for row in table.rows)
-        if column is not None or not years or sorted(p[1] for p in numbers_ if p) != list(range(1, count + 1)):
+        places = {part[1]: at for at, part in enumerate(parts) if part is not None and part[0] == count}
+        if sorted(places) != list(range(1, count + 1)) or sum(p is not None and p[0] == count for p in parts) != count:
             continue
-        pairs = [(at, p[1]) for at, p in zip(places, numbers_) if p]
-        made = [
-            (form.format(row[0], part), row[at]) for row in table.rows for at, part in sorted(pairs, key=lambda e: e[1])
-        ]
-        filled = [bool(cell) for _, cell in made]
-        kept = made[filled.index(True) : len(filled) - filled[::-1].index(True)] if any(filled) else made
-        ends = f"{rest[places[0] - 1]} to {rest[places[-1] - 1]}"
-        said = f"the {count} columns {ends} of each {first} were read as one series."
-        return TextTable((first, "value"), tuple(kept), (*table.notes, said), table.first, table.mark, True)
-    return table
+        several = len({row[years_at] for row in rows}) < len(rows)
+        keys = [at for at in range(len(heads)) if several and at != years_at and at not in places.values()]
+        order = sorted(range(len(rows)), key=lambda number: int(rows[number][years_at]))
+        made = [(number, part) for number in order for part in range(1, count + 1)]
+        cells = [rows[number][places[part]] for number, part in made]
+        named = [tuple(rows[number][at] for at in keys) for number, _ in made]
+        filled: dict[tuple[str, ...], list[int]] = {}
+        for at, (cell, key) in enumerate(zip(cells, named)):
+            if cell.lower() not in MISSING:
+                filled.setdefault(key, []).append(at)
+        kept = [at for at, key in enumerate(named) if not filled or (key in filled and within(at, filled[key]))]
+        name = "value" if "value" not in heads else f"{heads[places[1]]} to {heads[places[count]]}"
+        said = f"the {count} columns {heads[places[1]]} to {heads[places[count]]} were read as one series."
+        whole = tuple((form.format(rows[made[at][0]][years_at], made[at][1]), *named[at], cells[at]) for at in kept)
+        header = (heads[years_at], *(heads[at] for at in keys), name)
+        lines = tuple(table.line(made[at][0]) for at in kept)
+        notes = (*table.notes, said)
+        return TextTable(header, whole, notes, table.first, table.mark, True, lines), name
+    return table, None
 
 
-def period_place(heading: str) -> tuple[int, int] | None:
-    """(12, month) or (4, quarter) of a heading that names one, else None."""
+def within(at: int, places: Sequence[int]) -> bool:
+    return places[0] <= at <= places[-1]
+
+
+YEAR_CELL = re.compile(r"(1[5-9]|20|21)\d\d")
+YEAR_HEADINGS = TIME_COLUMNS - {"t", "index", "step"} | {
+    "years", "yr", "jahre", "año", "ano", "anio", "année", "annee", "an", "anno", "fiscal year",
+}  # fmt: skip
+"""Headings of columns of years: next to them 1 to 12 and t1 to t4 are months and quarters."""
+
+
+def period_place(heading: str, years: str) -> tuple[int, int] | None:
+    """(12, month) or (4, quarter) of a heading that names one, else None. `years`: the heading of the years."""
     low = heading.strip().lower().rstrip(".")
     if low in MONTH_WORDS:
         return 12, MONTH_WORDS[low]
-    if match := re.fullmatch(r"[qt]([1-4])", low):
+    sure = years.strip().lower() in YEAR_HEADINGS
+    if match := re.fullmatch(r"[qt]([1-4])" if sure else r"q([1-4])", low):
         return 4, int(match[1])
-    return (12, int(low)) if re.fullmatch(r"0?[1-9]|1[0-2]", low) else None
+    return (12, int(low)) if sure and re.fullmatch(r"0?[1-9]|1[0-2]", low) else None
 
 
 def time_column(table: TextTable, value: str | None) -> str | None:
@@ -203,7 +227,7 @@ def number_columns(table: TextTable, when: str | None) -> list[str]:
     """The columns of numbers, the last one first."""
     out = []
     for name in reversed(table.header):
-        found = numbers(table.column(name)[:50], table.mark) if name != when else [None]
+        found = replace(table, rows=table.rows[:50]).numbers(name) if name != when else [None]
         if None not in found and any(each == each for each in found):
             out.append(name)
     return out
@@ -229,6 +253,8 @@ def chosen(
         keys = keys_of_rows(table, names)
         kinds = list(dict.fromkeys(keys))
         long = repeated and len(set(zip(times, keys))) == len(times)
+        if len(names) > 1 and 2 * len(keys) < len(kinds) * len(set(times)):
+            long = False  # most series would lack most of the times: columns of values, a few times given twice
         if 1 < len(kinds) <= len(keys) // 2 and (one in kinds or long):
             groups.append((names, kinds))
             break
@@ -241,8 +267,9 @@ def chosen(
     if kept not in kinds:
         raise ValueError(f"{path} has no series {kept} in column {' and '.join(names)}; it has {', '.join(kinds[:8])}.")
     said = f"{path.name} holds {len(kinds)} series ({', '.join(kinds[:5])}); {kept!r} is read, --series names another."
-    rows = tuple(row for row, key in zip(table.rows, keys_of_rows(table, names)) if key == kept)
-    return replace(table, rows=rows), kept, [said] if one is None else []
+    picked = [at for at, key in enumerate(keys_of_rows(table, names)) if key == kept]
+    rows, lines = tuple(table.rows[at] for at in picked), tuple(map(table.line, picked))
+    return replace(table, rows=rows, lines=lines), kept, [said] if one is None else []
 
 
 def keys_of_rows(table: TextTable, names: Sequence[str]) -> list[str]:
@@ -254,9 +281,11 @@ def checked_numbers(table: TextTable, name: str, path: Path) -> list[float]:
     """A column's values. Raises ValueError that names the row."""
     texts = table.column(name)
     found = table.numbers(name)
-    for row, (text, value) in enumerate(zip(texts, found), start=table.first):
+    for at, (text, value) in enumerate(zip(texts, found)):
         if value is None:
-            raise ValueError(f"{path}, row {row}: {text[:40]!r} is not a number; give a number, or leave it empty.")
+            raise ValueError(
+                f"{path}, row {table.line(at)}: {text[:40]!r} is not a number; give a number, or leave it empty."
+            )
     return [value for value in found if value is not None]
 
 

@@ -7,6 +7,7 @@ variable called `string` or `queue` stays a variable.
 import importlib
 import importlib.util
 import json
+import types
 from collections.abc import Collection, Sequence
 from typing import Any
 
@@ -75,7 +76,9 @@ CALLED = "()"
 MEMBER_VALUES = frozenset({"pi", "ascii_lowercase", "ascii_uppercase", "ascii_letters", "punctuation"})
 
 
-OWN_MODULES = frozenset({"dummies", "modules", "runtime", "here"})
+PICO_BOX_MODULES = ("runtime", "dummies", "modules", "uncalled")
+"""The files of the sandbox's own code."""
+OWN_MODULES = frozenset({*PICO_BOX_MODULES, "here"})
 """The sandbox's own, which a fragment never means."""
 
 
@@ -117,20 +120,22 @@ def argument_value(name: str) -> str:
 
 def arguments_of(callee: Any) -> list[str]:
     """Words for what a parser of the command line requires, where this is its `parse_args`; none where it requires
-    nothing."""
-    parser: Any = getattr(callee, "__self__", None)
-    if type(parser).__module__ != "argparse" or getattr(callee, "__name__", "") not in (
-        "parse_args",
-        "parse_known_args",
-    ):
+    nothing, or nothing can be said. Reads nothing of other callables: their attributes may be the fragment's code."""
+    if type(callee) is not types.MethodType or type(callee.__self__).__module__ != "argparse":
         return []
+    parser: Any = callee.__self__
     words: list[str] = []
-    for action in parser._actions:
-        if not action.required:
-            continue
-        count = action.nargs if isinstance(action.nargs, int) else 1
-        word = str(next(iter(action.choices))) if action.choices else argument_value(action.dest.lower())
-        words += [*action.option_strings[:1], *[word] * count]
+    try:
+        if callee.__name__ not in ("parse_args", "parse_known_args"):
+            return []
+        for action in parser._actions:
+            if not action.required:
+                continue
+            count = action.nargs if isinstance(action.nargs, int) else 1
+            word = str(next(iter(action.choices))) if action.choices else argument_value(action.dest.lower())
+            words += [*action.option_strings[:1], *[word] * count]
+    except Exception:  # what a fragment gave the parser can fail in any way
+        return []
     return words
 
 

@@ -2,14 +2,17 @@
 
 Reads `job.json` (the program, values known already), writes `events.jsonl` as things happen, so that a fragment that
 is stopped leaves what it did: {"event": "line"}, {"event": "value"} for each value put in, {"event": "call"} for a
-call that failed, {"event": "end"} with the error, {"event": "called"} for a function that nobody else called.
+call that failed, {"event": "end"} with the error, {"event": "called"} for a function that nobody else called,
+{"event": "late"} for one that was left.
 Questions go to descriptor 3, a JSON object a line; answers come back in the same way.
 """
 
 import __future__
 
+import ast
 import asyncio
 import builtins
+import enum
 import importlib.machinery
 import inspect
 import json
@@ -24,7 +27,18 @@ from typing import Any
 
 from dummies import Dummy, value  # type: ignore[import-not-found]
 from modules import arguments_of, content, usual  # type: ignore[import-not-found]
-from uncalled import functions, named, raised_on_purpose, wanted  # type: ignore[import-not-found]
+from uncalled import (  # type: ignore[import-not-found]
+    CALL_S,
+    MOST_LATE,
+    Uncalled,
+    Unending,
+    alarm,
+    functions,
+    name_of,
+    named,
+    raised_on_purpose,
+    wanted,
+)
 
 PICO_FILE = "fragment.py"
 PACKAGE = "here"
@@ -62,6 +76,8 @@ class Runtime:
         """Names of files that a made folder holds."""
         self.events = PicoEvents()
         self.memo: dict[str, Any] = {}
+        self.guesses: dict[str, dict[str, Any]] = {}
+        """What the values in `memo` were made of."""
         self.env: dict[str, Any] = {"__name__": "values", "Dummy": Dummy}
         self.lines: set[int] = set()
         self.imported: set[str] = set()
@@ -108,7 +124,7 @@ class Runtime:
 
     def call(self, site: int, callee: Any, /, *args: Any, **kwargs: Any) -> Any:
         where = self.sites[site]
-        if callee is Dummy or isinstance(callee, Dummy):
+        if callee is Dummy or issubclass(type(callee), Dummy):
             return self.supply(where, TypeError("nothing is known of this callable"), (), injected=True)
         if callee is open and args and isinstance(args[0], Dummy):  # which is a number, too: that of an open file
             args = (os.fspath(args[0]), *args[1:])
@@ -188,6 +204,10 @@ class Runtime:
 
     def asked(self, key: str, where: dict[str, Any], error: Exception) -> Any:
         """Ask until a value can be made. Raises NoValue."""
+        with alarm(0, TimeoutError):  # no call's time passes meanwhile
+            return self.answered(key, where, error)
+
+    def answered(self, key: str, where: dict[str, Any], error: Exception) -> Any:
         problem, tried = "", 0
         guess = self.known.get(key)
         while True:
@@ -203,6 +223,7 @@ class Runtime:
                     raise
                 problem, guess = f"{type(failure).__name__}: {failure}"[:300], None
                 continue
+            self.guesses[key] = guess
             told = {**guess, "of": where["of"]} if "of" in where else guess
             self.events.write("value", key=key, line=where["line"], guess=told, tried=tried, shown=shown(made))
             return made
@@ -220,65 +241,91 @@ class Runtime:
         """The value that a guess describes, made within EVALUATE_S seconds."""
         if "type" in guess:
             return value(guess["type"])
-        signal.signal(signal.SIGALRM, too_long)
-        signal.alarm(EVALUATE_S)
-        try:
+        with alarm(EVALUATE_S, TimeoutError):
             scope = dict(self.env)
             exec(compile(guess.get("code", ""), "values", "exec", dont_inherit=True), scope)
             made = eval(compile(guess["expression"].strip(), "values", "eval", dont_inherit=True), scope)
-        finally:
-            signal.alarm(0)
         self.env = scope
         return made
 
     # What nobody called
 
-    def call_the_rest(self, names: dict[str, Any], source: list[str]) -> None:
-        """Call each function that did not run, once. Where one fails, that is written down and the next is called."""
+    def call_the_rest(self, names: dict[str, Any], tree: ast.AST) -> None:
+        """Call each function that did not run, once. Where one fails, that is written down and the next is called;
+        one that does not end is left."""
+        late = 0
         for each in functions({**names, **self.left}, self.defined, PICO_FILE):
-            function, kept = each.function, dict[str, Any]()
-            if function.__code__ in self.entered:
+            line, name = self.line_of(each.function), name_of(each.function)
+            if each.function.__code__ in self.entered:
                 continue
             try:
-                first = [self.object_of(each.owner)] if each.gets == "self" else [each.owner] * (each.gets == "class")
-                if function.__code__ in self.entered:  # by the making of its object
-                    continue
-                line = function.__code__.co_firstlineno - self.shift
-                parts = [self.argument(function, part, line, kept) for part in wanted(function, len(first))]
-                more = {part[0]: self.argument(function, part, line, kept) for part in named(function)}
-                self.events.write(
-                    "called", line=line, name=function.__qualname__, gets=each.gets, arguments=kept, named=list(more)
-                )
-                finish(function(*first, *parts, **more))
+                with alarm(CALL_S, Unending):
+                    self.call_uncalled(each, line, name, tree)
+            except Unending:
+                late += 1
+                self.events.write("late", line=line, name=name)
             except BaseException as error:
-                if isinstance(error, PASSED_ON) or raised_on_purpose(error, PICO_FILE, source):
-                    continue
-                said = {"error": type(error).__name__, "message": str(error)[:300]}
-                self.events.write("call", line=last_line(error, self.shift) or line, name=function.__qualname__, **said)
+                self.failed(error, name, tree)
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if late == MOST_LATE:
+                return
 
-    def argument(self, function: Any, part: tuple[str, str], line: int, kept: dict[str, Any]) -> Any:
+    def call_uncalled(self, each: Uncalled, line: int, name: str, tree: ast.AST) -> None:
+        """One call; none where an object or a value for it cannot be made, which is no fault of the fragment."""
+        function, kept = each.function, dict[str, Any]()
+        try:
+            first = [each.owner] if each.gets == "class" else []
+            first += [self.object_of(each.owner, line, tree)] if each.gets in ("self", "set") else []
+            if function.__code__ in self.entered:  # by the making of its object
+                return
+            parts = [self.argument(name, part, line, kept) for part in wanted(function, len(first))]
+            more = {part[0]: self.argument(name, part, line, kept) for part in named(function)}
+        except Exception:
+            return
+        self.events.write("called", line=line, name=name, gets=each.gets, arguments=kept, named=list(more))
+        finish(function(*first, *parts, **more))
+
+    def failed(self, error: BaseException, name: str, tree: ast.AST) -> None:
+        """Write down an error of the fragment's code; not what it raises itself, nor one of the call as such."""
+        line = last_line(error, self.shift)
+        if line is not None and not isinstance(error, PASSED_ON) and not raised_on_purpose(error, PICO_FILE, tree):
+            said = {"error": type(error).__name__, "message": str(error)[:300]}
+            self.events.write("call", line=line, name=name, **said)
+
+    def line_of(self, function: Any) -> int:
+        return int(function.__code__.co_firstlineno) - int(self.shift)
+
+    def argument(self, of: str, part: tuple[str, str], line: int, kept: dict[str, Any], kind: str = "name") -> Any:
         """The value of a parameter: the search's, else what its annotation says, else what a predictor says."""
         name, word = part
-        key = f"name:{name}"
-        where = {"kind": "name", "name": name, "line": line, "guards": (), "owner": "", "of": function.__qualname__}
+        key = f"{kind}:{name}"
+        where = {"kind": kind, "name": name, "line": line, "guards": (), "owner": "", "of": of}
         if word and key not in self.known:
-            kept[name] = {"type": word, "how": "annotation", "of": function.__qualname__}
+            kept[name] = {"type": word, "how": "annotation", "of": of}
             made = self.evaluate(kept[name])
             self.events.write("value", key=key, line=line, guess=kept[name], tried=0, shown=shown(made))
             return made
-        made = self.supply(where, NameError(f"{name} is a parameter of {function.__qualname__}"), ())
-        kept[name] = self.known.get(key, {"type": "Object"})
+        made = self.supply(where, NameError(f"{name} is a parameter of {of}"), ())
+        kept[name] = self.guesses.get(key, {"type": "Object"})
         return made
 
-    def object_of(self, owner: Any) -> Any:
-        """An object of a fragment's class; one that is not initialised where that fails."""
+    def object_of(self, owner: Any, line: int, tree: ast.AST) -> Any:
+        """An object of a fragment's class; one that is not initialised where that fails. Where the code that makes it
+        is not the fragment's, as with dataclasses, what it gets are values of attributes, put in at `line`."""
         if owner not in self.objects:
+            code = getattr(owner.__init__, "__code__", None)
+            own = code is not None and code.co_filename == PICO_FILE
+            name, kind = f"{owner.__qualname__}.__init__", "name" if own else "attribute"
+            at = self.line_of(owner.__init__) if own else line
             try:
-                code = getattr(owner.__init__, "__code__", None)
-                line = (code.co_firstlineno if code else 1) - self.shift
-                parts = wanted(owner, 0) if code else []
-                self.objects[owner] = owner(*(self.argument(owner.__init__, part, line, {}) for part in parts))
-            except Exception:
+                if isinstance(owner, enum.EnumMeta):
+                    self.objects[owner] = next(iter(owner))
+                else:
+                    parts = [self.argument(name, part, at, {}, kind) for part in wanted(owner, 0)]
+                    more = {part[0]: self.argument(name, part, at, {}, kind) for part in named(owner)}
+                    self.objects[owner] = owner(*parts, **more)
+            except Exception as error:
+                self.failed(error, name, tree)
                 self.objects[owner] = owner.__new__(owner)
         return self.objects[owner]
 
@@ -363,10 +410,6 @@ def launching(error: BaseException) -> bool:
     return any(os.path.basename(file) == "subprocess.py" for file in files)
 
 
-def too_long(*_: Any) -> None:
-    raise TimeoutError(f"it was not ready within {EVALUATE_S} seconds")
-
-
 def shown(thing: Any) -> str:
     try:
         return re.sub(r" at 0x[0-9a-f]+", "", repr(thing))[:120]
@@ -438,7 +481,7 @@ def main() -> None:
         line=None if error is None else last_line(error, job["shift"]),
     )
     if job["calls"]:
-        runtime.call_the_rest(names, job["source"].splitlines())
+        runtime.call_the_rest(names, ast.parse(job["source"]))
     sys.settrace(None)
     sys.stdout.flush()
     os._exit(0)

@@ -4,9 +4,12 @@ What stands last is called first, since callers usually stand below what they ca
 class.
 """
 
+import ast
+import contextlib
 import inspect
 import re
-import traceback
+import signal
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from types import FunctionType
@@ -21,12 +24,18 @@ UNSAFE = frozenset({"__new__", "__del__", "__init_subclass__", "__class_getitem_
                     "__setattr__", "__delattr__"})  # fmt: skip
 """Methods that Python itself calls, with what only it has."""
 MOST_CALLED = 200
+CALL_S = 2
+"""Seconds after which a call is left."""
+MOST_LATE = 3
+"""Calls that are left in this way before no more are made."""
+DOTTED_NAME = re.compile(r"(?:\w+|<\w+>)(?:\.(?:\w+|<\w+>))*")
 POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
 @dataclass(frozen=True, slots=True)
 class Uncalled:
-    """A function, the class it is of, and what it gets first: "self", "class" or nothing."""
+    """A function, the class it is of, and what it gets first: "self" ("set" where it sets a property), "class" or
+    nothing."""
 
     function: FunctionType
     owner: type | None = None
@@ -56,9 +65,15 @@ def members(owner: type, member: Any) -> Iterator[Uncalled]:
     elif isinstance(member, staticmethod | classmethod) and isinstance(member.__func__, FunctionType):
         yield Uncalled(member.__func__, owner, "class" if isinstance(member, classmethod) else "")
     elif isinstance(member, property):
-        for part in (member.fget, member.fset):
+        for part, gets in ((member.fget, "self"), (member.fset, "set")):
             if isinstance(part, FunctionType):
-                yield Uncalled(part, owner, "self")
+                yield Uncalled(part, owner, gets)
+
+
+def name_of(function: FunctionType) -> str:
+    """The qualified name; that of its code where the fragment wrote another that is none."""
+    name = function.__qualname__
+    return name if DOTTED_NAME.fullmatch(name) else function.__code__.co_qualname
 
 
 def wanted(function: Any, skipped: int) -> list[tuple[str, str]]:
@@ -81,10 +96,46 @@ def word_of(annotation: Any) -> str:
     return ANNOTATED.get(first[1], "") if first else ""
 
 
-def raised_on_purpose(error: BaseException, file: str, source: list[str]) -> bool:
-    """Whether the fragment's own `raise` or `assert` ended the call: it refuses a value that was put in."""
-    frames = traceback.extract_tb(error.__traceback__)
-    last = frames[-1] if frames else None
-    if last is None or last.filename != file or last.lineno is None or last.lineno > len(source):
+def raised_on_purpose(error: BaseException, file: str, tree: ast.AST) -> bool:
+    """Whether the fragment's own `raise` or `assert` ended the call: it refuses a value that was put in. What goes
+    wrong within such a statement is an error as any other."""
+    last = error.__traceback__
+    while last is not None and last.tb_next is not None:
+        last = last.tb_next
+    if last is None or last.tb_frame.f_code.co_filename != file:
         return False
-    return source[last.lineno - 1].strip().startswith(("raise", "assert"))
+    place = list(last.tb_frame.f_code.co_positions())[last.tb_lasti // 2]
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Raise | ast.Assert):
+            parts: list[ast.stmt | ast.expr] = [node] if isinstance(node, ast.Raise) else [node, node.test]
+            by_assert = isinstance(node, ast.Raise) or type(error) is AssertionError
+            if by_assert and any(
+                place == (part.lineno, part.end_lineno, part.col_offset, part.end_col_offset) for part in parts
+            ):
+                return True
+    return False
+
+
+class Unending(BaseException):
+    """Error: a function that nobody calls had not ended in time."""
+
+
+@contextlib.contextmanager
+def alarm(seconds: int, error: type[BaseException]) -> Iterator[None]:
+    """Raises the error where this takes longer, again each second since a fragment may catch it; 0 for no limit. An
+    alarm around this one stands still meanwhile. Threads have none."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def rings(*_: Any) -> None:
+        raise error(f"it was not ready within {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, rings)
+    left = signal.setitimer(signal.ITIMER_REAL, seconds, 1)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_REAL, *left)
