@@ -91,7 +91,7 @@ def size(value: Any) -> int:
 
 def weigh(value: Any, margin: int = 0) -> int:
     """Characters of a value that is written out, at least, with `margin` more for each level that a part lies deep.
-    A list that lies in several places counts in each of them: lists of lists grow without being made anew."""
+    A list that lies in several places counts in each of them."""
     total, depth, parts = 0, 0, [value]
     while parts:
         below: list[Any] = []
@@ -167,7 +167,7 @@ def check_braces(form: str, given: Iterable[Any]) -> None:
 
 
 def check_fields(form: str, widths: list[str], fields: int, told: list[str], given: list[Any]) -> None:
-    """The size of a formatted text, at most: each field may be the longest argument, or as wide as one that is told."""
+    """The size of a formatted text, at most: each field may be the longest argument, or as wide as a number among them."""
     wide = [int(it[:9]) for it in widths if it not in ("", "*")]
     most = max((int(it[:9]) for it in told), default=0)
     make(len(form) + sum(wide) + fields * max([most, *map(weigh, given)]))
