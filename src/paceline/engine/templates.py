@@ -167,9 +167,9 @@ def check_braces(form: str, given: Iterable[Any]) -> None:
 
 
 def check_fields(form: str, widths: list[str], fields: int, told: list[str], given: list[Any]) -> None:
-    """The size of a formatted text, at most: each field may be the longest argument, or as wide as a number among them."""
-    wide = [int(it[:9]) for it in widths if it not in ("", "*")]
-    most = max((int(it[:9]) for it in told), default=0)
+    """The size of a formatted text, at most: each field may be the longest argument, or as wide as a number."""
+    wide = [int(it.lstrip("0")[:9] or 0) for it in widths if it not in ("", "*")]
+    most = max((int(it.lstrip("0")[:9] or 0) for it in told), default=0)
     make(len(form) + sum(wide) + fields * max([most, *map(weigh, given)]))
 
 
