@@ -119,6 +119,20 @@ async def test_alpha_is_tuned_beside_the_calls_and_the_log_still_replays() -> No
     await made.close()
 
 
+async def test_workflows_that_tell_no_tokens_teach_no_alpha() -> None:
+    made, _ = controller(Fragile("one"))
+    made.used = lambda *_: None
+    made.tuner = Tuner(made.dispatcher.planner, window=10, every=5)  # type: ignore[arg-type]
+    made.dispatcher.watchers.append(WorkflowRecorder(None, made.tuner.sink))
+    for n in range(5):
+        await made.call(f"w{n}", CallWork("a"), "/x", b"1")
+        made.end(f"w{n}")
+    assert made._tuning
+    await asyncio.gather(*made._tasks)
+    assert not made._tuning and made.tuner.ended == 0
+    await made.close()
+
+
 async def test_one_rehearsal_at_a_time_which_ends_with_its_controller(monkeypatch: pytest.MonkeyPatch) -> None:
     begun, ended = list[int](), threading.Event()
 

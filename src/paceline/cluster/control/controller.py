@@ -240,6 +240,8 @@ class Controller:
         """In a thread, on copies and in what time the calls leave: decisions go on meanwhile."""
         made, work, pace = deepcopy_idle(self.dispatcher), tuner.take(), SparePace()
         try:
+            if not work:  # no call of theirs has a number of tokens
+                return
             alpha = await asyncio.to_thread(best, lambda a, jobs: rehearse(made, a, jobs, pace), work)
         finally:
             pace.stop()
