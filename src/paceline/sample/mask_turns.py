@@ -85,8 +85,8 @@ class MaskTurns:
             client = max(queues, key=lambda name: (self.debts.left(name), -queues[name][0][1].parse.took))
             request, place = queues[client].popleft()
             left = min(self.debts.left(client), self.most - self.spent)
-            dear = self.behind > 0 and place.parse.took > self.most * CHEAP_SHARE
-            if not place.parse.known(place) and (left <= 0 or dear or not place.parse.work(place, left)):
+            slow = self.behind > 0 and place.parse.took > self.most * CHEAP_SHARE
+            if not place.parse.known(place) and (left <= 0 or slow or not place.parse.work(place, left)):
                 held.append(request.id)
             if not queues[client]:
                 del queues[client]
