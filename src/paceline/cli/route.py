@@ -108,7 +108,7 @@ def _whole(value: Any) -> Any:
 
 
 def _order(path: Path | None) -> "MakeOrder":
-    from paceline.cluster.learn.order import SHIPPED_ORDER, LearnedOrder, load
+    from paceline.cluster.learn.order import LearnedOrder, load
 
-    network = load(path or SHIPPED_ORDER)
+    network = load() if path is None else load(path)
     return lambda predictor: LearnedOrder(network, predictor)

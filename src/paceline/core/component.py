@@ -39,8 +39,8 @@ class Component(Protocol):
         """What it can do in addition to the protocol: `run` (`Runs`), `chain` (whole drafts in one call),
         `program` (`Rows.program`: sets of layers, early exits), `exit` (it was trained for them), `embed` (`Embeds`),
         `lend` (`Lends`), `keys` (`KeySource`), `join` (rows whose position is not their place, and that do not see all
-        before them), `state` (`Keeps`), `narrow` (`Narrows`), `rules` (runs and chains
-        of texts whose logits change by `core.warp.LogitRules`, too)."""
+        before them), `state` (`Keeps`), `narrow` (`Narrows`), `rules` (runs and chains of texts whose logits
+        `core.warp.LogitRules` change)."""
 
     def allocate(self, blocks: int, block_size: int) -> None:
         """Make the K/V pool; called once, before anything is computed."""

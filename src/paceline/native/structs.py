@@ -180,8 +180,8 @@ def rules_in(rules: Any) -> CRules:
         None if numbers is None else numbers.data_ptr(),
         rules.repetition, rules.presence, rules.frequency,
         0 if prompt is None else len(prompt), None if prompt is None else prompt.data_ptr(),
-        len(rules.fresh), many_integers_in(rules.fresh),
-        len(rules.counts), many_integers_in(rules.counts), many_integers_in(rules.counts.values()),
+        len(rules.fresh), integers_in(rules.fresh),
+        len(rules.counts), integers_in(rules.counts), integers_in(rules.counts.values()),
     )  # fmt: skip
 
 
@@ -316,13 +316,8 @@ class CMerged(Structure):
     ]
 
 
-def integers_in(values: Sequence[int]) -> "ctypes.Array[c_int64]":
+def integers_in(values: Collection[int]) -> "ctypes.Array[c_int64]":
     """An array as the library reads it, without torch, whose code a pass has driven from the caches."""
-    return (c_int64 * len(values))(*values)
-
-
-def many_integers_in(values: Collection[int]) -> "ctypes.Array[c_int64]":
-    """An array of thousands of numbers, made several times as fast."""
     return (c_int64 * len(values)).from_buffer(array("q", values))
 
 
