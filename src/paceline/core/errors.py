@@ -21,7 +21,7 @@ class InputError(PacelineError, ValueError):
 
 
 class CheckpointError(PacelineError):
-    """A checkpoint is missing, damaged or of a kind that this version does not serve. Lines that a library wrote into the
+    """A checkpoint is missing, damaged or of a kind that this version does not serve. The lines of a library's
     message are joined."""
 
     def __str__(self) -> str:

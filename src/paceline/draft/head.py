@@ -375,7 +375,8 @@ class Head(nn.Module):
         own = cls.config_type.read(config)
         with torch.device("meta"):
             layers = cls(own).kv_layers
-        return HeadFacts(cls.method, own.width, own.vocab, own.depth, kv_numbers(own, layers), cls.taps, verifier_of(config))
+        numbers, verifier = kv_numbers(own, layers), verifier_of(config)
+        return HeadFacts(cls.method, own.width, own.vocab, own.depth, numbers, cls.taps, verifier)
 
     @classmethod
     def load(cls, files: HeadFiles, packing: Packing) -> Component:
