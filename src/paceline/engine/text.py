@@ -19,7 +19,7 @@ from paceline.model.unindexed import submodules_alone
 Message = Mapping[str, Any]
 WEIGHT_FILES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
 MOST_QUOTED_CHARS = 500
-"""Of another library's error in a message."""
+"""Length limit of another library's error in a message."""
 MOST_ROLES = 32
 """Names of roles that are remembered."""
 TEMPLATE_AGAIN_S = 60.0
