@@ -21,7 +21,11 @@ class InputError(PacelineError, ValueError):
 
 
 class CheckpointError(PacelineError):
-    """A checkpoint is missing, damaged or of a kind that this version does not serve."""
+    """A checkpoint is missing, damaged or of a kind that this version does not serve. The lines of a library's
+    message are joined."""
+
+    def __str__(self) -> str:
+        return " ".join(super().__str__().splitlines())
 
 
 class RefusalError(PacelineError):

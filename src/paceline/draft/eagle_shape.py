@@ -10,7 +10,7 @@ inputs, too. A key that changes the arithmetic is used or refused; one that is n
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.draft.head import METHOD_KEY
+from paceline.draft.head_sizes import check_sizes
 from paceline.draft.released import INERT_KEYS
 
 EAGLE3, PARALLEL_EAGLE = "eagle3", "peagle"
@@ -99,6 +100,9 @@ class EagleShape:
         `layers`. Raises CheckpointError."""
         layer = config.get("transformer_layer_config", config)
         nested = config.get("eagle_config") or {}
+        for key, part in (("transformer_layer_config", layer), ("eagle_config", nested)):
+            if not isinstance(part, Mapping):
+                raise CheckpointError(f"The config of the head has {key} {part!r:.60}, but an object is expected.")
         check_keys(config, layer, nested)
         both: dict[str, Any] = {**layer, **config, **nested}
         fused = bool(config.get("fused", True))
@@ -108,7 +112,7 @@ class EagleShape:
             rope = layer.get("rope_parameters") or {}
             joins = bool(both.get("use_aux_hidden_state", True))
             taps = taps_of(config, nested, layers) if fused and joins else ("post_norm",)
-            return cls(
+            made = cls(
                 width, heads, int(layer.get("num_key_value_heads") or heads),
                 int(layer.get("head_dim") or width // heads), int(layer["intermediate_size"]),
                 vocab, int(both.get("draft_vocab_size") or vocab),
@@ -121,10 +125,12 @@ class EagleShape:
                 bool(both.get("norm_before_fc", False)), bool(both.get("norm_output", False)), joins or not fused,
                 theirs if theirs != width else 0, window_of(layer), mask_of(both, vocab),
             )  # fmt: skip
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise CheckpointError(
                 f"The config of the head is not usable ({error!r}); restore it, or train the head again."
             ) from None
+        check_sizes({f.name: getattr(made, f.name) for f in fields(cls)})
+        return made
 
     def written(self) -> dict[str, Any]:
         """As config.json, in the layout of `speculators`."""

@@ -38,6 +38,7 @@ from paceline.core.registry import Need, Registry
 from paceline.core.rows import Rows
 from paceline.draft import released
 from paceline.draft.companion import CONFIG, WEIGHTS
+from paceline.draft.head_sizes import check_sizes, rates_of, verifier_of
 from paceline.draft.int8 import widened
 from paceline.draft.layers import DraftLayer, HeadStage, KvPool, PackedLinear, Paged, RMSNorm
 from paceline.draft.native_layers import NativeText, kv_numbers
@@ -252,7 +253,7 @@ class HeadConfig:
         for name, value in given.items():
             kind = kinds[name]
             if name == "accuracy":
-                given[name] = tuple(tuple(float(rate) for rate in row) for row in value)
+                given[name] = rates_of(value)
             elif not isinstance(value, (int, float) if kind is float else kind) or (
                 value < 0 if kind is int else False
             ):
@@ -260,6 +261,7 @@ class HeadConfig:
                     f"The config of the head says {CONFIG_KEYS.get(name, name)} = {value!r}, but a {kind.__name__} is "
                     "expected; restore it, or train the head again."
                 )
+        check_sizes(given)
         return cls(**given)
 
     def written(self) -> dict[str, Any]:
@@ -373,8 +375,8 @@ class Head(nn.Module):
         own = cls.config_type.read(config)
         with torch.device("meta"):
             layers = cls(own).kv_layers
-        verifier = config.get("speculators_config", {}).get("verifier", {}).get("name_or_path", "")
-        return HeadFacts(cls.method, own.width, own.vocab, own.depth, kv_numbers(own, layers), cls.taps, verifier)
+        numbers, verifier = kv_numbers(own, layers), verifier_of(config)
+        return HeadFacts(cls.method, own.width, own.vocab, own.depth, numbers, cls.taps, verifier)
 
     @classmethod
     def load(cls, files: HeadFiles, packing: Packing) -> Component:

@@ -21,6 +21,8 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError, memory_ended, no_room_for
 from paceline.draft.companion import CONFIG, WEIGHTS
+from paceline.draft.head_sizes import check_sizes
+from paceline.model import checks
 from paceline.model.checkpoint import open_tensors
 from paceline.model.opened import once
 
@@ -127,7 +129,10 @@ def read(file: Path) -> dict[str, Tensor]:
     except Exception as error:  # a damaged file raises what it likes
         if memory_ended(error):
             raise no_room_for(file) from error
-        raise CheckpointError(f"{file} cannot be read ({error}); restore it from its source.") from None
+        reason = error if file.suffix == ".safetensors" else f"{type(error).__name__}: damaged, or more than tensors"
+        raise CheckpointError(f"{file} cannot be read ({reason}); restore it from its source.") from None
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{file} holds no weights by name; restore it from its source.")
     return {str(name): part for name, part in found.items() if isinstance(part, Tensor)}
 
 
@@ -136,6 +141,7 @@ def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any
     check_released(path, config, method)
     weights = renamed(read(file_of(path, method)), method)
     layers = config.get(f"{method}_num_layers", 1)
+    check_sizes({"depth": config[f"{method}_num_heads"], "layers": layers})
     first = ("blocks.0.linear" if layers == 1 else "blocks.0.0.linear") if method == "medusa" else "depths.0.straight"
     if (blocks := f"{first}.weight") not in weights:
         raise CheckpointError(f"{path} holds no weight {blocks} of a {method} head; it has another layout.")
@@ -152,6 +158,7 @@ def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any
     out |= {ours: config[theirs] for ours, theirs in named if theirs in config}
     if (q := weights.get("prefix.q_proj.weight")) is not None:
         dim = config.get("head_dim", HEAD_DIM)
+        checks.whole("head_dim", dim, 1, checks.MAX_HEAD_SIZE)
         out |= {
             "prefix": True, "head_dim": dim, "heads": len(q) // dim,
             "kv_heads": len(weights["prefix.k_proj.weight"]) // dim, "ffn": len(weights["prefix.gate_proj.weight"]),

@@ -18,6 +18,8 @@ from paceline.model.unindexed import submodules_alone
 
 Message = Mapping[str, Any]
 WEIGHT_FILES = {".safetensors", ".bin", ".gguf", ".pt", ".pth"}
+MOST_QUOTED_CHARS = 500
+"""Length limit of another library's error in a message."""
 MOST_ROLES = 32
 """Names of roles that are remembered."""
 TEMPLATE_AGAIN_S = 60.0
@@ -45,11 +47,13 @@ class Text:
             return
         try:
             self.tokenizer = tokenizer(path)
+            self.tokenizer.decode(self.tokenizer.encode("a"))  # settings of a wrong type show only here
         except (KeyboardInterrupt, SystemExit):
             raise
         except BaseException as error:  # a library of another language panics past Exception
             raise CheckpointError(
-                f"No usable tokenizer in {path} ({type(error).__name__}: {error}); tokenizer.json is expected there."
+                f"No usable tokenizer in {path} ({type(error).__name__}: {in_line(error)}); "
+                "tokenizer.json is expected there."
             ) from error
         if chat_template is not None:
             self.tokenizer.chat_template = read_template(Path(chat_template))
@@ -78,7 +82,7 @@ class Text:
             raise
         except Exception as error:
             raise InputError(
-                f"The chat template refused the messages ({str(error)[:500]}); roles and contents are expected."
+                f"The chat template refused the messages ({in_line(error)}); roles and contents are expected."
             ) from error
 
     def _form(self, role: str) -> RoleForm:
@@ -151,6 +155,11 @@ def tokenizer(path: Path) -> Any:
     return found[0]
 
 
+def in_line(error: BaseException) -> str:
+    """The message of another library's error as one short line."""
+    return " ".join(str(error).split())[:MOST_QUOTED_CHARS]
+
+
 def read_template(path: Path) -> str:
     """The source of a chat template. InputError when it cannot be read or is no Jinja template."""
     from transformers.utils.chat_template_utils import _compile_jinja_template
@@ -160,7 +169,7 @@ def read_template(path: Path) -> str:
     try:
         _compile_jinja_template(source)
     except Exception as error:
-        raise InputError(f"chat_template {path} is not a Jinja template ({error}); mend it.") from None
+        raise InputError(f"chat_template {path} is not a Jinja template ({in_line(error)}); mend it.") from None
     return source
 
 

@@ -76,9 +76,22 @@ def from_hub(model: str | Path, revision: str | None = None, token: str | None =
         ) from None
 
 
+MOST_LEVELS = 64
+"""Nesting of a JSON file of a model."""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON file as the caller's own object. Raises CheckpointError."""
     return deepcopy(once(path, lambda: parsed(path)))
+
+
+def nested_beyond(content: Any, levels: int) -> bool:
+    """Is a JSON value nested deeper than this? Counted without recursion."""
+    row = [content]
+    for _ in range(levels):
+        row = [it for part in row if isinstance(part, dict | list)
+               for it in (part.values() if isinstance(part, dict) else part)]  # fmt: skip
+    return any(isinstance(it, dict | list) for it in row)
 
 
 def parsed(path: Path) -> dict[str, Any]:
@@ -90,6 +103,8 @@ def parsed(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"{path} is not JSON ({error}); download it again.") from None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror}); give it to this user to read.") from None
+    if nested_beyond(content, MOST_LEVELS):
+        raise CheckpointError(f"{path} is nested deeper than {MOST_LEVELS} levels; download it again.")
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
     return content

@@ -73,8 +73,10 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     """The config of the text's model in that of one that reads pictures, too, or of one under another name; else the
     config itself."""
     outer, inner = config.get("model_type"), config.get("text_config")
-    if (same := SAME_MODEL.get(str(outer))) is not None:
-        return without_ahead(str(outer), {**config, "model_type": same}, config)
+    if not isinstance(outer, str):
+        return config
+    if (same := SAME_MODEL.get(outer)) is not None:
+        return without_ahead(outer, {**config, "model_type": same}, config)
     if outer in TEXT_BESIDE_TOWER and inner is None:
         return {**{key: it for key, it in config.items() if key != "vision_config"}, "model_type": WITH_PICTURES[outer]}
     if outer not in WITH_PICTURES or not isinstance(inner, Mapping):
