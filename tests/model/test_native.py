@@ -222,24 +222,37 @@ def test_scores_far_apart_leave_every_logit_finite(tmp_path: Path, unit: Unit) -
     assert (ours - exact).abs().median() < 0.2 * exact.abs().median()
 
 
+@pytest.mark.parametrize("size", [16, 5])
 @pytest.mark.parametrize("kv", [None, "int8"])
-@pytest.mark.parametrize("unit", (Unit.TILES, Unit.SHORT), ids=attrgetter("name"))
-def test_what_an_earlier_text_left_in_a_block_is_nobodys(
-    checkpoints: dict[str, Path], unit: Unit, kv: str | None
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
+def test_numbers_that_are_not_finite_reach_those_alone_who_see_them(
+    tmp_path: Path, unit: Unit, kv: str | None, size: int
 ) -> None:
-    """A block whose last text was not finite serves the next one, through passes that end at any lane."""
-    tokens = text(7, 60)
-    decoder = native(checkpoints["llama-biases"], unit, kv=kv)
-    passes = [Chunk(range(8), 0, tokens[:5]), Chunk(range(8), 5, tokens[5:11], tokens[20:24], [-1, 0, -1, 2])]
-    passes += [Chunk(range(8), 11, tokens[11:12]), Chunk(range(8), 12, tokens[12:40])]
+    """A text of a token whose embedding is NaN leaves its blocks to the next one, whose passes end at any lane, and a
+    candidate that is one spoils neither the row that it follows nor its siblings."""
+    path, tokens, bad = write(tmp_path, CASES["llama-biases"]), text(7, 60), VOCAB - 1
+    weights = load_file(path / "model.safetensors")
+    weights["model.embed_tokens.weight"][bad] = float("nan")
+    save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+    tokens = [token % bad for token in tokens]
+    decoder = native(path, unit, kv=kv)
+    tree = tokens[20:24]
+    passes = [Chunk(range(16), 0, tokens[:5]), Chunk(range(16), 5, tokens[5:11], tree, [-1, 0, -1, 2])]
+    passes += [Chunk(range(16), 11, tokens[11:12], [bad, tree[0]], [-1, -1])]
+    passes += [Chunk(range(16), 12, tokens[12:40])]
 
-    def logits(left: float) -> list[Tensor]:
-        decoder.allocate(8, 16)
-        for pool in decoder.scales if kv else (decoder.keys, decoder.values):
-            pool.fill_(left)
-        return [decoder.forward(lay_out([chunk], 16)).logits for chunk in passes]
+    def logits(left: int, candidate: int) -> list[Tensor]:
+        decoder.allocate(16, size)
+        spoiled = decoder.forward(lay_out([Chunk(range(16), 0, [left] * 60)], size)).logits[:, :bad]
+        assert spoiled.isfinite().all() == (left != bad)
+        passes[2].tree[0] = candidate
+        found = [decoder.forward(lay_out([chunk], size)).logits[:, :bad] for chunk in passes]
+        assert found[2][1].isfinite().all() == (candidate != bad)
+        found[2] = found[2][[0, 2]]
+        return found
 
-    assert all(torch.equal(ours, clean) for ours, clean in zip(logits(float("nan")), logits(0.0), strict=True))
+    clean = logits(1, 1)
+    assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits(bad, bad), clean, strict=True))
 
 
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))

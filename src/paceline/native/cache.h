@@ -57,7 +57,9 @@ struct Cache : Rows {
       auto part = [&](i64 d) { return _mm512_maskz_loadu_ps(below(m.head_dim - d), x + d); };
       const __m512 low = part(first), high = part(first + 16);
       const float most = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high)));
-      const bf16 scale = most > 1e-30f ? rounded(most / 127) : 0;
+      auto finite = [](__m512 x) { return _mm512_cmp_ps_mask(_mm512_abs_ps(x), set(0x1p127f), _CMP_LE_OQ) == 0xffff; };
+      const bool whole = finite(low) && finite(high);
+      const bf16 scale = !whole ? 0x7fc0 : most > 1e-30f ? rounded(most / 127) : 0;  // NaN
       const __m512 inverse = set(scale ? 1 / wide(scale) : 0);
       alignas(16) int8_t codes[32];
       _mm_storeu_si128((__m128i*)codes, _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(_mm512_mul_ps(low, inverse))));
@@ -148,16 +150,16 @@ struct Cache : Rows {
     }
   }
 
-  // Values of a group's lanes from `end` on, which no row sees before it writes them: what an earlier text left there may not
-  // be finite, and then its share of 0 would not be 0
-  void clear(bf16* values, i64 end) const {
-    for (i64 d = 0; end % 2 && d < dims(); d += 16)
-      _mm512_mask_storeu_epi16(values + (end / 2 * dims() + d) * 2, 0xaaaaaaaau, _mm512_setzero_si512());
-    const i64 pair = (end + 1) / 2;
-    memset(values + pair * dims() * 2, 0, (8 - pair) * dims() * 4);
-  }
-  void clear(const Bytes& values, i64 end) const {
-    for (i64 line = 0; line < dims() / 2; line += 16) memset(values.scales + line + end, 0, (16 - end) * 2);
+  // A value that is not finite would reach rows that do not see it, whose share of it is 0: it becomes zeros, and its key NaN,
+  // which only those that see it meet. So all values of a pool are finite. `k`, `v`: a head's numbers of a row
+  void guard(float* k, float* v) const {
+    const i64 n = m.head_dim;
+    const __m512 limit = set(m.bytes ? 0x1p127f : 0x1.fep127f);  // the latter is the largest bfloat16
+    __mmask16 all = 0xffff;
+    each(n, [&](i64 i, __mmask16 here) {
+      all &= _mm512_cmp_ps_mask(_mm512_abs_ps(_mm512_maskz_loadu_ps(here, v + i)), limit, _CMP_LE_OQ);
+    });
+    if (all != 0xffff) std::fill_n(k, n, NAN), std::fill_n(v, n, 0.f);
   }
 
   // Head norms and rotation of the rows' q and k; queries to their buffer, keys and values to their slots. Rows that share a
@@ -185,6 +187,7 @@ struct Cache : Rows {
         float *k = line + group() * n, *v = b.wide + row * width + (m.heads + m.kv_heads + head) * n;
         if (l.head_norm && !m.joint) norm(k, l.head_norm + (m.heads + head) * n, n, k);
         turn(k, l, p.position[row]);
+        guard(k, v);
         if (m.bytes) {
           write(k, lane, false, bytes(false, layer, head, at));
           write(v, lane, true, bytes(true, layer, head, at));
@@ -194,13 +197,7 @@ struct Cache : Rows {
         narrow(v, plain + lane * dims());
         lanes |= 1 << lane;
       }
-      const i64 latest = (first - 1) % p.rows, end = p.slot[latest] % 16 + 1;
-      const bool whole = m.block_size % 16 == 0;  // else a group has other texts' slots, and is read by slot
-      const bool ends = whole && (latest + 1 == p.rows || p.slot[latest + 1] / 16 != at);
-      if (m.bytes) {
-        if (ends) clear(bytes(true, layer, head, at), end);
-        continue;
-      }
+      if (m.bytes) continue;
       bf16 *keys = pool(m.keys, layer, head, at), *values = pool(m.values, layer, head, at);
       for (i64 d = 0; d < dims(); d += 32) {
         __m512i square[16];
@@ -217,7 +214,6 @@ struct Cache : Rows {
           _mm512_mask_storeu_epi16(values + (j / 2 * dims() + d) * 2, there, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
         }
       }
-      if (ends) clear(values, end);
     }
   }
 
