@@ -410,3 +410,26 @@ def test_of_a_diff_the_new_side_runs(tmp_path: Path) -> None:
     [fragment] = gathered([path])
     assert fragment.source.splitlines()[3:] == ["    # -    if old:", "    if user.new:", "        grant(user)"]
     assert ran(fragment.source, Ordered(usual_order, "without the model")).share == 1
+
+
+LACKS_ITS_BASES = """# -*- coding: latin-1 -*-
+from dataclasses import dataclass
+from .base import Mixin, Model
+@dataclass
+class Item(Model, Mixin):
+    name: str
+item = Item("M\u00fcller")
+print(item.name, item.save())
+"""
+
+
+def test_classes_derive_from_bases_that_are_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "item.py"
+    path.write_bytes(LACKS_ITS_BASES.encode("latin-1"))
+    (fragment,) = gathered([path])
+    result = ran(fragment.source, Given(*[{"type": "Object"}] * 9))
+    assert (result.end, result.share) == (None, 1) and result.output.startswith("M\u00fcller"), result
+    path.write_text(standalone(result), encoding="utf-8")
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, encoding="utf-8", timeout=60)
+    assert done.stdout.startswith("M\u00fcller"), done.stderr
+    assert {4, 5} <= tainted(LACKS_ITS_BASES, 0, (), [3])

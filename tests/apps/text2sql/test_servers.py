@@ -31,6 +31,7 @@ def test_an_address_is_read() -> None:
     [
         ("oracle://x/y", "postgres://USER"),
         ("postgres://host", "names no server and database"),
+        ("mssql://u:p@host/name", "export its tables as CSV"),
         ("mysql://host:no/x", "cannot be read"),
         ("postgres://host/x?options=-c", "options"),
     ],

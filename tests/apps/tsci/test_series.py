@@ -143,6 +143,15 @@ def test_newest_first_by_slashes_ends_with_the_newest(tmp_path: Path) -> None:
     assert read_series(write(tmp_path, text)).values[-1] == 129
 
 
+def test_day_and_month_are_told_apart_by_the_gaps_that_each_order_leaves(tmp_path: Path) -> None:
+    times = [datetime(2024, 3, 8) + timedelta(minutes=15 * n) for n in range(300) if n not in (100, 101)]
+    path = tmp_path / "meter.csv"
+    path.write_text("Timestamp,kWh\n" + "".join(f"{t:%m/%d/%Y %I:%M %p},{n}\n" for n, t in enumerate(times)))
+    series = read_series(path)
+    assert len(series.values) == 300 and np.isnan(series.values[100:102]).all()
+    assert series.read is not None and series.read.following(1) == ["2024-03-11 03:00:00"]
+
+
 def test_a_gap_is_a_missing_value_and_named(tmp_path: Path) -> None:
     times = days("%Y-%m-%d", 20)
     series = read_series(write(tmp_path, dated(*times[:5], *times[7:])), "a")

@@ -46,6 +46,8 @@ MONTH_WORDS = {
 WORD = re.compile(r"[^\W\d_]{3,}\.?")
 Unit = Literal["", "seconds", "days", "business days", "months"]
 DAY = 86400.0
+MANY_TIMES_MORE = 10
+"""Day and month are told apart where one order leaves this many times more gaps than the other has gaps and rows."""
 EPOCH_FROM, EPOCH_TO = 3652 * DAY, 47482 * DAY
 
 
@@ -234,6 +236,10 @@ def by_slashes(groups: Sequence[tuple[str, ...]], texts: Sequence[str], place: s
     even = {name: values for name, values in ways.items() if even_steps(values)}
     if len(even) == 1:
         return next(iter(even.values()))
+    gaps = {name: lacking(values) for name, values in ways.items()}
+    best, other = sorted(gaps, key=lambda name: gaps[name])
+    if gaps[best] <= len(texts) and gaps[other] > MANY_TIMES_MORE * (gaps[best] + len(texts)):
+        return ways[best]
     raise TimeError(
         f"{place}: {texts[0]!r} may begin with the day or with the month, and the rows do not tell; write the times as "
         "2023-12-31."
@@ -243,6 +249,12 @@ def by_slashes(groups: Sequence[tuple[str, ...]], texts: Sequence[str], place: s
 def even_steps(values: Sequence[datetime]) -> bool:
     unit, _, missing = distances(sorted(values))
     return bool(unit) and not sum(missing)
+
+
+def lacking(values: Sequence[datetime]) -> float:
+    """How many times are missing between the first and the last; infinite where they are at no equal distance."""
+    unit, _, missing = distances(sorted(values))
+    return sum(missing) if unit else float("inf")
 
 
 def slashed(group: tuple[str, ...], day: int, month: int) -> datetime | None:

@@ -2,19 +2,21 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.tables import MISSING, decimal_comma, number, read_table
+from ..common.tables import MISSING, TextTable, decimal_comma, number, read_table
 from ..common.times import ordered
 
 Floats = NDArray[np.float64]
 
 QUANT_COLUMNS = ("open", "high", "low", "close")
 BAR_TIME_COLUMNS = ("datetime", "date", "time", "timestamp")
+CLOSE_CALLED = ("price", "last")
+"""Headings of the close in exports that have no column of that name."""
 
 
 @dataclass(frozen=True)
@@ -78,8 +80,13 @@ def headings(header: Sequence[str], place: str) -> dict[str, str]:
     found: dict[str, str] = {}
     for wanted in (*QUANT_COLUMNS, *BAR_TIME_COLUMNS):
         alike = [name for name in header if name.lower() == wanted] or [n for n in header if plain(n) == wanted]
+        if wanted == "close" and not alike:
+            alike = [name for name in header if plain(name) in CLOSE_CALLED]
         if wanted in QUANT_COLUMNS and not alike:
-            raise ValueError(f"{place} has no column {wanted}; expected are {', '.join(QUANT_COLUMNS)}.")
+            raise ValueError(
+                f"{place} has no column {wanted}; expected are {', '.join(QUANT_COLUMNS)}. Write them as headings above "
+                "the prices."
+            )
         if wanted in QUANT_COLUMNS and len(alike) > 1:
             raise ValueError(f"{place} has several columns {wanted} ({', '.join(alike)}); keep those of one asset.")
         if alike:
@@ -104,10 +111,26 @@ def _column(rows: Sequence[Mapping[str, str]], name: str, place: str, mark: str)
     return values
 
 
+def with_headings(table: TextTable) -> TextTable:
+    """A table without headings, as trading programs and exchanges write it: time, or day and time of day, then open,
+    high, low and close. Others as they are, also where high and low are not what their places say."""
+    if table.header[:2] != ("column1", "column2") or len(table.header) < 5:
+        return table
+    clock = all(re.fullmatch(r"\d\d:\d\d(:\d\d)?", row[1]) for row in table.rows)
+    rows = tuple((f"{row[0]} {row[1]}", *row[2:]) for row in table.rows) if clock else table.rows
+    header = ("datetime", *QUANT_COLUMNS, *table.header[6 if clock else 5 :])
+    for row in rows:
+        prices = [number(cell) for cell in row[1:5]]
+        known = [price for price in prices if price is not None]
+        if len(known) < 4 or known[1] < max(known) or known[2] > min(known):
+            return table
+    return replace(table, header=header, rows=rows)
+
+
 def read_windows(path: Path) -> dict[str, Bars]:
     """Windows of bars by name, from a CSV file (.gz too, and as yfinance writes it); without a column `window`, one
     window."""
-    table = read_table(path)
+    table = with_headings(read_table(path))
     groups: dict[str, list[Mapping[str, str]]] = {}
     names = headings(table.header, str(path))
     for row in (dict(zip(table.header, cells)) for cells in table.rows):

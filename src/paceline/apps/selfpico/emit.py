@@ -21,6 +21,7 @@ STAND_IN = """class StandIn:
 
     ATTRIBUTES = {attributes}
     CALLS = {calls}
+    path = ""
 
     def __init__(self, *args, path="", **kwargs): self.__dict__["path"] = path
     def __getattr__(self, name):
@@ -30,6 +31,10 @@ STAND_IN = """class StandIn:
     def __call__(self, *args, **kwargs):
         value = StandIn.CALLS.get(self.path.rpartition(".")[2])
         return value() if value else StandIn(path=f"{{self.path}}()")
+    def __mro_entries__(self, bases):
+        real = any(isinstance(each, type) and issubclass(each, StandIn) for each in bases)
+        first = next(each for each in bases if isinstance(each, StandIn))
+        return (StandIn,) if first is self and not real else ()
     def __iter__(self): return iter([StandIn()])
     def __next__(self): raise StopIteration
     def __len__(self): return 1
@@ -182,12 +187,15 @@ def standalone(ran: Ran) -> str:
         f"from __future__ import {', '.join(futures)}",
         "",
     ]
-    absent = sorted(set(ran.absent))
+    inside = within_package(text)
+    absent = sorted({*ran.absent, *([RELATIVE_TO.partition(".")[0]] if inside else [])})
     lines += dict.fromkeys(statement for each in ran.found for statement in each.imports)
     lines += [*(["import importlib.machinery", "import sys", "import types"] if absent else []), ""]
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
         lines.append(ABSENT_FINDER.format(modules=absent))
+    if inside:
+        lines.append(f"__package__ = {RELATIVE_TO!r}")
     code = [str(p.guess["code"]) for p in ran.puts if p.guess.get("code")]
     lines += [*dict.fromkeys(code)]
     if argv := argv_of(ran, text):
@@ -217,6 +225,15 @@ def standalone(ran: Ran) -> str:
     lines += [f"_finish({FUNCTION}())"] if shift else []
     lines += [CALL_THE_REST, *called] if called else []
     return "\n".join(lines) + "\n"
+
+
+RELATIVE_TO = "here.a.b.c"
+"""The package that a written fragment takes itself to be in, where it imports from its own."""
+
+
+def within_package(text: str) -> bool:
+    """Whether the fragment imports from the package around it, as `from .base import Model` does."""
+    return any(isinstance(node, ast.ImportFrom) and node.level > 0 for node in ast.walk(ast.parse(text)))
 
 
 def argv_of(ran: Ran, text: str) -> list[str]:

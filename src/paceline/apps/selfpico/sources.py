@@ -1,9 +1,11 @@
 """What users have fragments in: Python files, notebooks, interpreter sessions with their prompts, and Markdown."""
 
 import ast
+import io
 import json
 import re
 import textwrap
+import tokenize
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -31,10 +33,15 @@ def gathered(paths: list[Path]) -> list[Fragment]:
 
 
 def text_of(path: Path) -> str:
+    """A file's text; a Python file may name its encoding, as `# -*- coding: latin-1 -*-`. Raises CutError."""
     try:
-        return path.read_text(encoding="utf-8-sig")
-    except (OSError, UnicodeDecodeError) as error:
-        raise CutError(f"{path} cannot be read as UTF-8 text ({error}); give a Python file.") from error
+        raw = path.read_bytes()
+        encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0] if path.suffix == ".py" else "utf-8-sig"
+        return raw.decode(encoding).replace("\r\n", "\n")
+    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        raise CutError(
+            f"{path} cannot be read as UTF-8 text ({error}); save it as UTF-8, or name its encoding in the first line."
+        ) from error
 
 
 def fragments(name: str, text: str) -> list[Fragment]:

@@ -62,6 +62,9 @@ class Flow:
             made = [part.value for part in ast.walk(node) if isinstance(part, ast.Return | ast.Yield | ast.YieldFrom)]
             if any(value is not None and self.reads(value) for value in made):
                 self.names.add(node.name)
+        elif isinstance(node, ast.ClassDef):
+            if any(map(self.reads, [*node.bases, *(k.value for k in node.keywords)])):
+                self.names.add(node.name)
         elif isinstance(node, ast.Call) and any(map(self.reads, [*node.args, *(k.value for k in node.keywords)])):
             self.handed(node)
 
@@ -110,7 +113,12 @@ class Flow:
             if isinstance(node, ast.stmt):
                 parts = [part for part in heads(node) if self.reads(part)]
                 for part in parts:
-                    yield from range(node.lineno, (getattr(part, "end_lineno", None) or node.lineno) + 1)
+                    yield from range(begun(node), (getattr(part, "end_lineno", None) or node.lineno) + 1)
+
+
+def begun(node: ast.stmt) -> int:
+    """The first line of a statement, its decorators included."""
+    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
 
 
 def heads(node: ast.stmt) -> list[ast.AST]:

@@ -80,6 +80,8 @@ def fields_of(source: str) -> list[str]:
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in TAKE_FIELDS:
             parts = [*node.args[:1], *(k.value for k in node.keywords if k.arg in ("by", "on", "index", "columns"))]
             parts += [each for part in parts if isinstance(part, ast.List) for each in part.elts]
+        elif isinstance(node, ast.keyword) and node.arg in ("parse_dates", "usecols", "index_col"):
+            parts = [node.value, *(node.value.elts if isinstance(node.value, ast.List) else ())]
         for part in parts:
             if isinstance(part, ast.Constant) and isinstance(part.value, str) and FIELD.fullmatch(part.value):
                 found[part.value] = None

@@ -40,7 +40,7 @@ async def output(
     predicted, given = await predict(client, item, style, settings)
     sure = given.confidence
     if given.problem is None and sure is not None and sure >= threshold:
-        return ProgramOutput(predicted, "predicted", predicted, sure)
+        return ProgramOutput(predicted, "predicted", predicted, sure, why=f"not run; confidence {sure:.3f}")
     if given.problem is not None:
         why = f"no prediction ({given.problem})"
     else:

@@ -90,7 +90,11 @@ def open_database(given: Path | str) -> Database:
         return Sqlite(path)
     if head[8:12] == b"DUCK":
         return Duck(path)
-    raise QueryError("missing", f"{path} is neither an SQLite nor a DuckDB file; give one of them.")
+    raise QueryError(
+        "missing",
+        f"{path} is neither an SQLite nor a DuckDB file; give one of them, or a table that ends in .csv, .tsv, .parquet "
+        "or .json.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +165,13 @@ def server(url: str) -> SqlServer:
     except ValueError as error:
         raise QueryError("missing", f"The database's address cannot be read ({error}); {form}.") from error
     dialect = SQL_SERVERS.get(parts.scheme.lower().partition("+")[0])
-    if dialect is None or not parts.hostname or not parts.path.strip("/"):
+    if dialect is None:
+        raise QueryError(
+            "missing",
+            f"{parts.scheme}:// is no database that can be asked here; {form}, or export its tables as CSV or Parquet "
+            "files and give each with --db.",
+        )
+    if not parts.hostname or not parts.path.strip("/"):
         raise QueryError("missing", f"The database's address names no server and database; {form}.")
     query = parse_qs(parts.query)
     if unknown := set(query) - {"sslmode", "ssl"}:

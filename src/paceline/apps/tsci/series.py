@@ -306,7 +306,10 @@ def placed(name: str, values: Floats, time: Sequence[str], read: ParsedTimes, pl
 def _check(values: Floats, place: str) -> None:
     known = values[np.isfinite(values)]
     if len(known) < 10:
-        raise ValueError(f"{place} has {len(known)} values; 10 or more are needed.")
+        raise ValueError(
+            f"{place} has {len(known)} values; 10 or more are needed. Give a row for each time: where the times are the "
+            "headings, turn rows and columns round."
+        )
 
 
 SECONDS = {900.0: 96, 1800.0: 48, 3600.0: 24}
