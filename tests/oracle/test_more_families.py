@@ -71,6 +71,9 @@ CASES = {name: Case(name) for name in MORE} | {
     "cohere2-full": Case("cohere2", {"layer_types": ["full_attention"] * 3}),
     "exaone4-full-with-a-window": Case("exaone4", {"layer_types": ["full_attention"] * 3}),
     "exaone_moe-full": Case("exaone_moe", {"layer_types": ["full_attention"] * 3}),
+    "lfm3": Case("lfm3", {"layer_types": ["conv", "sliding_attention", "full_attention"]}),
+    "lfm3-ungated": Case("lfm3", {"layer_types": ["conv", *SLIDING[1:]], "use_attention_gate": False}),
+    "granitemoe_swa-bases": Case("granitemoe_swa", {"layer_rope_theta": [0, 1e4, 5e5], "shared_intermediate_size": 0}),
     "granite_swa-bases": Case("granite_swa", {"layer_rope_theta": [0, 1e4, 5e5]}),
     "phimoe-long": Case(
         "phimoe",
@@ -88,7 +91,7 @@ CASES = {name: Case(name) for name in MORE} | {
     "phimoe-plain": Case("phimoe", {"lm_head_bias": False, "attention_bias": False, "tie_word_embeddings": True}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
-RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
+RECURRENT = ("lfm2", "lfm3", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
 VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe")
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 

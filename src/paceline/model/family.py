@@ -39,6 +39,8 @@ class Names:
     shared_gate: str = "mlp.shared_expert_gate"
     correction: str = ""
     """Numbers that are added to the experts' scores where they are chosen, with the name's end."""
+    gate: str = ""
+    """Matrix of the gates of what heads attend to, where it does not lie head by head with that of the queries."""
     sinks: str = "self_attn.sinks"
     conv: str = "conv.conv"
     """Kernel of a gated short convolution, and below it the projections before and after it."""
@@ -178,7 +180,7 @@ class Family:
     mlp_bias: bool | str = False
     qk_norm: bool | str = False
     norm_offset: float = 0.0
-    embedding_scaled: bool = False
+    embedding_scaled: bool | str = False
     """Embeddings are multiplied by sqrt(hidden)."""
     attention_scale: str = ""
     """Config field s of the score scale 1/sqrt(s); none: head_dim."""
@@ -237,7 +239,9 @@ class Family:
     or two, in which they lie head by head."""
     mtp: bool = False
     """A checkpoint may hold a layer for further tokens, in tensors `mtp.*`, which draft/mtp.py serves."""
-    gated_attention: bool = False
+    gated_attention: bool | str = False
+    head_gates: bool = False
+    """A head has one gate, not one for each of its numbers."""
     multiplied: bool = False
     """Projections have the factors of Falcon-H1."""
     turned: str | None = None

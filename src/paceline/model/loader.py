@@ -21,7 +21,7 @@ from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.load_parts import PartLoader
 from paceline.model.norms import LayerNorm, Norm
-from paceline.model.packed import by_head, by_kind, gates_last, halves, interleave
+from paceline.model.packed import attention_inputs, by_head, by_kind, gates_last, halves, interleave
 from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
@@ -218,12 +218,12 @@ class Loader:
         apart = self.packing.groups is not None and self.values_apart(at)
 
         by = spec.multipliers
-        factors = None if by is None else repeated(*by.qkv(q, kv))
+        factors, last = None if by is None else repeated(*by.qkv(q, kv)), partial(gates_last, spec, bool(names.gate))
         of_bias = None if by is None else repeated((q, 1.0), (kv, by.key), (kv, 1.0))
 
         def heads(qkv: Tensor) -> Tensor:
             if spec.gated_attention:
-                qkv = gates_last(qkv, spec.heads, spec.head_dim)
+                qkv = last(qkv)
                 if not self.packing.native:
                     return qkv
                 turned = q + (2 - apart) * kv
@@ -232,7 +232,7 @@ class Loader:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
             return by_head(qkv, spec.heads, spec.kv_heads, not apart) if self.packing.native else qkv
 
-        first, outs = names.qkv[: 3 - apart], (q * (1 + spec.gated_attention), kv, kv)[: 3 - apart]
+        first, outs = attention_inputs(spec, names, apart)
         return SelfAttention(
             spec,
             number,

@@ -362,6 +362,8 @@ class ModelSpec:
     """Slope and limit of `swiglu_clamped`: (1 + up) gate sigmoid(slope gate), both cut at the limit."""
     gated_attention: bool = False
     """What a head attends to is multiplied by the sigmoid of a gate (qwen3_next)."""
+    head_gates: bool = False
+    """The checkpoint has one such gate for a head (lfm3), which is loaded once for each of the head's numbers."""
     multipliers: Multipliers | None = None
     value_norm: bool = False
     """Values are normed over each head, without weights."""
