@@ -71,6 +71,18 @@ CASES = {name: Case(name) for name in MORE} | {
     "cohere2-full": Case("cohere2", {"layer_types": ["full_attention"] * 3}),
     "exaone4-full-with-a-window": Case("exaone4", {"layer_types": ["full_attention"] * 3}),
     "exaone_moe-full": Case("exaone_moe", {"layer_types": ["full_attention"] * 3}),
+    "cohere2_moe-sigmoid": Case(
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_sliding_window_pattern": 2,
+            "prefix_dense_intermediate_size": None,
+        },
+    ),
+    "llama4-every-layer": Case(
+        "llama4_text", {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1, "use_qk_norm": False}
+    ),
     "lfm3": Case("lfm3", {"layer_types": ["conv", "sliding_attention", "full_attention"]}),
     "lfm3-ungated": Case("lfm3", {"layer_types": ["conv", *SLIDING[1:]], "use_attention_gate": False}),
     "granitemoe_swa-bases": Case("granitemoe_swa", {"layer_rope_theta": [0, 1e4, 5e5], "shared_intermediate_size": 0}),
@@ -92,7 +104,7 @@ CASES = {name: Case(name) for name in MORE} | {
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "lfm3", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe")
+VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe", "llama4", "cohere2_moe")
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 

@@ -237,7 +237,7 @@ class Loader:
             spec,
             number,
             qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads, factors, of_bias),
-            head_norm=self.parts.head_norm(at, 2 * len(form.rope.inverse)) if spec.qk_norm else None,
+            head_norm=self.parts.head_norm(at, form.rope) if spec.qk_norm else None,
             out=self.linear(
                 at,
                 (names.out,),
@@ -344,7 +344,7 @@ class Loader:
             form,
             self.wide(at + names.router, form.count, form.router_bias),
             [self.expert(at, number, form.width) for number in held],
-            self.dense(at + names.shared, *inner, form.shared) if shared else None,
+            self.dense(at + names.shared, *inner, form.shared, form.shared_scale) if shared else None,
             self.wide(at + names.shared_gate, 1, False) if shared and form.shared_gated else None,
             correction if form.corrected else None,
         )
@@ -386,9 +386,11 @@ class Loader:
         wide = torch.float64 if torch.float64 in (found.dtype, self.packing.dtype) else torch.float32
         return found.to(self.device, wide).contiguous()
 
-    def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
+    def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int, scale: float = 1.0) -> FeedForward:
+        """`scale`: factor of what the part gives, but for its bias."""
         spec, pairs = self.spec, interleave if self.packing.native and self.spec.gated else None
         by: Multipliers | None = spec.multipliers
+        scale = scale if by is None else by.down
         return FeedForward(
             spec,
             gate_up=self.linear(
@@ -397,7 +399,7 @@ class Loader:
             ),
             down=self.linear(
                 at, (down,), (spec.hidden,), width, spec.mlp_bias,
-                factors=None if by is None else repeated((spec.hidden, by.down)),
+                factors=None if scale == 1 else repeated((spec.hidden, scale)),
             ),
         )  # fmt: skip
 

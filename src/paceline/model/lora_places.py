@@ -162,7 +162,8 @@ class LayerPlaces:
         if form.shared:
             shared, down = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
             yield self.place("ffn.shared.gate_up", shared, (form.shared,) * gated, hidden, below=names.shared)
-            yield self.place("ffn.shared.down", (down,), (hidden,), form.shared, below=names.shared)
+            out = ((hidden, form.shared_scale),)
+            yield self.place("ffn.shared.down", (down,), (hidden,), form.shared, below=names.shared, factors=out)
             if form.shared_gated:
                 yield self.place("ffn.shared_gate", (names.shared_gate,), (1,), hidden)
 
