@@ -261,6 +261,7 @@ MIXED_FAMILIES: dict[str, Family] = {
         ),
         qk_norm=True,
         refused=("attention_bias",),
+        only={"route_norm": True, "score_func": "sigmoid", "n_group": 1, "topk_group": 1},
         window="sliding_window",
         layer_types=True,
         unrotated="no window",
