@@ -64,6 +64,9 @@ CASES = {name: Case(name) for name in MORE} | {
     ),
     "gemma4_text": Case("gemma4_text", {"layer_types": SLIDING, "hidden_size_per_layer_input": 32}),
     "mellum": Case("mellum", {"layer_types": SLIDING, "mlp_layer_types": ["dense", "sparse", "sparse"]}),
+    "hunyuan-without-alpha": Case(
+        "hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 6.0}}
+    ),
     "internlm3-dynamic": Case("internlm3", {"rope_parameters": {"rope_type": "dynamic", "factor": 6.0}}),
     "stablelm-without-biases": Case("stablelm", {"use_qkv_bias": False, "rope_parameters": QUARTER}),
     "stablelm-12b": Case("stablelm", {"qk_layernorm": True, "use_parallel_residual": True}),
@@ -71,6 +74,21 @@ CASES = {name: Case(name) for name in MORE} | {
     "cohere2-full": Case("cohere2", {"layer_types": ["full_attention"] * 3}),
     "exaone4-full-with-a-window": Case("exaone4", {"layer_types": ["full_attention"] * 3}),
     "exaone_moe-full": Case("exaone_moe", {"layer_types": ["full_attention"] * 3}),
+    "cohere2_moe-sigmoid": Case(
+        "cohere2_moe",
+        {
+            "expert_selection_fn": "sigmoid",
+            "shared_expert_combination_strategy": "sum",
+            "prefix_dense_sliding_window_pattern": 2,
+            "prefix_dense_intermediate_size": None,
+        },
+    ),
+    "llama4-every-layer": Case(
+        "llama4_text", {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1, "use_qk_norm": False}
+    ),
+    "lfm3": Case("lfm3", {"layer_types": ["conv", "sliding_attention", "full_attention"]}),
+    "lfm3-ungated": Case("lfm3", {"layer_types": ["conv", *SLIDING[1:]], "use_attention_gate": False}),
+    "granitemoe_swa-bases": Case("granitemoe_swa", {"layer_rope_theta": [0, 1e4, 5e5], "shared_intermediate_size": 0}),
     "granite_swa-bases": Case("granite_swa", {"layer_rope_theta": [0, 1e4, 5e5]}),
     "phimoe-long": Case(
         "phimoe",
@@ -88,8 +106,8 @@ CASES = {name: Case(name) for name in MORE} | {
     "phimoe-plain": Case("phimoe", {"lm_head_bias": False, "attention_bias": False, "tie_word_embeddings": True}),
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
-RECURRENT = ("lfm2", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe")
+RECURRENT = ("lfm2", "lfm3", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
+VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe", "llama4", "cohere2_moe")
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
@@ -153,12 +171,23 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         ("apertus", {"post_norm": True}, "post_norm"),
         ("nemotron_h", {"time_step_limit": [0.1, 0.5]}, "time_step_limit"),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm"),
+        ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "alpha": 9.0}}, "alpha"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 9.0, "factor": 1.0}}, "alpha"),
+        ("cohere2_moe", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
+        ("cohere2_moe", {"expert_selection_fn": "sparsemax"}, "expert_selection_fn"),
+        ("cohere2_moe", {"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy"),
+        ("lfm3", {"use_sandwich_norm": False}, "use_sandwich_norm"),
+        ("afmoe", {"attention_bias": True}, "attention_bias"),
+        ("afmoe", {"route_norm": False}, "route_norm"),
+        ("afmoe", {"score_func": "softmax"}, "score_func"),
+        ("afmoe", {"n_group": 2}, "n_group"),
+        ("llama4_text", {"floor_scale": 0}, "floor_scale"),
         ("granite_swa", {"layer_rope_theta": [1e4]}, "3 layers' rotations"),
     ],
 )
 def test_keys_of_the_authors_own_code(family: str, changes: dict[str, object], named: str, tmp_path: Path) -> None:
     """Keys that transformers does not read, and lists by layer: used or refused; one number for all layers is used."""
-    path = write(tmp_path, Case(family))
+    path = write(tmp_path, CASES.get(family, Case(family)))
     before = read_config(path)
     config = json.loads((path / "config.json").read_text())
     (path / "config.json").write_text(json.dumps(config | changes))

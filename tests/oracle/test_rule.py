@@ -35,7 +35,7 @@ def options(family: str) -> dict[str, Any]:
     """What three layers need."""
     if family == "gemma4_text":
         return {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1}
-    kind = {"lfm2_moe": "conv", "granitemoehybrid": "linear_attention"}.get(family)
+    kind = {"lfm2_moe": "conv", "lfm3": "conv", "granitemoehybrid": "linear_attention"}.get(family)
     return {} if kind is None else {"layer_types": [kind, "full_attention", kind]}
 
 

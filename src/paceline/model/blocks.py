@@ -170,9 +170,10 @@ class Mixture:
         self.loads += len(numbers)
         for number in numbers:
             row, rank = (chosen == number).nonzero(as_tuple=True)
+            given, worth = x.index_select(0, row), weights[row, rank, None].to(x.dtype)
             with nullcontext() if self.adapted is None else self.adapted.among(row):
-                part = self.experts[number](x.index_select(0, row))
-            y.index_add_(0, row, part.mul_(weights[row, rank, None].to(x.dtype)))
+                part = self.experts[number](given * worth if self.form.weighs_inputs else given)
+            y.index_add_(0, row, part if self.form.weighs_inputs else part.mul_(worth))
         return self.add_shared(x, y)
 
     def add_shared(self, x: Tensor, y: Tensor) -> Tensor:

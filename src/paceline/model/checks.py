@@ -61,8 +61,9 @@ def check(config: Any) -> None:
         if dense and (attends or name not in ATTENTION_SIZES):
             whole(name, getattr(config, name, None), 1, most)
     width = check_heads(config) if attends else 0
+    either = getattr(config, "rms_norm_eps", 1) is None and hasattr(config, "layer_norm_eps")  # which says what norms
     for name in EPS:
-        if hasattr(config, name) and not 0 <= number(name, getattr(config, name)) < 1:
+        if hasattr(config, name) and not (either and name == "rms_norm_eps") and not 0 <= number(name, getattr(config, name)) < 1:
             refuse(name, getattr(config, name), "in [0, 1)")
     for name in POSITIVE_FIELDS:
         positive(name, getattr(config, name, None))
@@ -140,9 +141,10 @@ def check_factors(name: str, value: Any, count: int) -> None:
         positive(name, each)
 
 
-def whole(name: str, value: Any, least: int, most: int) -> None:
+def whole(name: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         refuse(name, value, f"a whole number from {least} to {most}")
+    return int(value)
 
 
 def number(name: str, value: Any) -> float:

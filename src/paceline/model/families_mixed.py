@@ -63,6 +63,7 @@ GLM4_MOE = Family(
     beyond="num_nextn_predict_layers",
     experts=DEEPSEEK_EXPERTS,
 )
+SIGMOID_EXPERTS = Mixed(normed=True, shared_count="num_shared_experts", score="sigmoid", corrected=True)
 HUNYUAN_ONLY: dict[str, Any] = {"use_qk_norm": True, "use_rotary_pos_emb": True}
 HUNYUAN = Family(
     "HunYuanDenseV1ForCausalLM",
@@ -209,6 +210,23 @@ MIXED_FAMILIES: dict[str, Family] = {
         architecture="GraniteMoeSharedForCausalLM",
         experts=replace(GRANITE_EXPERTS, shared="shared_intermediate_size", shared_gated=False),
     ),
+    "granitemoe_swa": replace(
+        GRANITE_MOE,
+        architecture="GraniteMoeSWAForCausalLM",
+        names=replace(
+            GRANITE_NAMES,
+            router="block_sparse_moe.router",
+            expert="block_sparse_moe.experts.",
+            expert_gate_up=("gate_up_proj#{}",),
+            expert_down="down_proj#{}",
+        ),
+        window="sliding_window",
+        layer_types=True,
+        unrotated="layer_rope_theta",
+        by_theta="layer_rope_theta",
+        sinks=True,
+        experts=replace(GRANITE_EXPERTS, shared="shared_intermediate_size", shared_gated=False),
+    ),
     "hunyuan_v1_moe": replace(
         HUNYUAN,
         architecture="HunYuanMoEV1ForCausalLM",
@@ -219,6 +237,37 @@ MIXED_FAMILIES: dict[str, Family] = {
         experts=Mixed(
             active="moe_topk", width="intermediate_size", normed=True, shared="intermediate_size", shared_gated=False
         ),
+    ),
+    "hy_v3": Family(
+        "HYV3ForCausalLM",
+        names=Names(router="mlp.router.gate", shared="mlp.shared_mlp.", correction="mlp.expert_bias"),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        refused=("mlp_bias",),
+        beyond="num_nextn_predict_layers",
+        experts=replace(SIGMOID_EXPERTS, scale="router_scaling_factor", kinds="mlp_layer_types"),
+    ),
+    "afmoe": Family(
+        "AfmoeForCausalLM",
+        names=Names(
+            attention_post_norm="post_attention_layernorm",
+            ffn_norm="pre_mlp_layernorm",
+            ffn_post_norm="post_mlp_layernorm",
+            gate="self_attn.gate_proj",
+            router="mlp.router.gate",
+            shared="mlp.shared_experts.",
+            correction="mlp.expert_bias",
+        ),
+        qk_norm=True,
+        refused=("attention_bias",),
+        only={"route_norm": True, "score_func": "sigmoid", "n_group": 1, "topk_group": 1},
+        window="sliding_window",
+        layer_types=True,
+        unrotated="no window",
+        embedding_scaled="mup_enabled",
+        gated_attention=True,
+        experts=replace(SIGMOID_EXPERTS, scale="route_scale", first="num_dense_layers"),
     ),
     "gpt_oss": Family(
         "GptOssForCausalLM",
@@ -232,6 +281,36 @@ MIXED_FAMILIES: dict[str, Family] = {
         sinks=True,
         experts=Mixed(count="num_local_experts", width="intermediate_size", normed=True, bias=True),
     ),
+    "llama4_text": Family(
+        "Llama4ForCausalLM",
+        names=Names(
+            gate_up=("feed_forward.gate_proj", "feed_forward.up_proj"),
+            down="feed_forward.down_proj",
+            router="feed_forward.router",
+            expert="feed_forward.experts.{}.",
+            fused_experts="halves",
+            shared="feed_forward.shared_expert.",
+        ),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm="use_qk_norm",
+        norm_unweighted=True,
+        layer_types=True,
+        interleaved=True,
+        unrotated="no_rope_layers",
+        chunked="attention_chunk_size",
+        experts=Mixed(
+            count="num_local_experts",
+            width="intermediate_size",
+            normed=False,
+            score="sigmoid",
+            shared="intermediate_size",
+            shared_gated=False,
+            listed="moe_layers",
+            dense_width="intermediate_size_mlp",
+            weighs_inputs=True,
+        ),
+    ),
     "olmoe": Family(
         "OlmoeForCausalLM",
         qkv_bias="attention_bias",
@@ -239,6 +318,20 @@ MIXED_FAMILIES: dict[str, Family] = {
         qk_norm=True,
         whole_norm=True,
         refused=("clip_qkv",),
+        experts=Mixed(width="intermediate_size"),
+    ),
+    "flex_olmo": Family(
+        "FlexOlmoForCausalLM",
+        names=Names(
+            attention_norm="",
+            attention_post_norm="post_attention_layernorm",
+            ffn_norm="",
+            ffn_post_norm="post_feedforward_layernorm",
+        ),
+        qkv_bias="attention_bias",
+        out_bias="attention_bias",
+        qk_norm=True,
+        whole_norm=True,
         experts=Mixed(width="intermediate_size"),
     ),
     "deepseek_v2": Family(

@@ -39,6 +39,8 @@ class Names:
     shared_gate: str = "mlp.shared_expert_gate"
     correction: str = ""
     """Numbers that are added to the experts' scores where they are chosen, with the name's end."""
+    gate: str = ""
+    """Matrix of the gates of what heads attend to, where it does not lie head by head with that of the queries."""
     sinks: str = "self_attn.sinks"
     conv: str = "conv.conv"
     """Kernel of a gated short convolution, and below it the projections before and after it."""
@@ -141,6 +143,16 @@ class Mixed:
     group_best: int = 2
     least: str = ""
     """Config field below which the sum of the weights does not fall; served are values that cannot matter."""
+    scored: str = ""
+    """Config field that says `softmax` (of the chosen experts alone) or `sigmoid`, in place of `score`."""
+    joined: str = ""
+    """Config field that says whether what all tokens use and the others are added (`sum`) or halved first
+    (`average`)."""
+    dense_width: str = "intermediate_size"
+    """Config field with the inner numbers of the layers that are no mixtures; without a value: `intermediate_size`."""
+    listed: str = ""
+    """Config field with the list of the layers that are mixtures."""
+    weighs_inputs: bool = False
     enabled: str = ""
     """Config field that says whether there are mixtures, which then stand next to the dense parts."""
 
@@ -178,7 +190,7 @@ class Family:
     mlp_bias: bool | str = False
     qk_norm: bool | str = False
     norm_offset: float = 0.0
-    embedding_scaled: bool = False
+    embedding_scaled: bool | str = False
     """Embeddings are multiplied by sqrt(hidden)."""
     attention_scale: str = ""
     """Config field s of the score scale 1/sqrt(s); none: head_dim."""
@@ -193,6 +205,12 @@ class Family:
     unrotated: str = ""
     """Layers without a rotation: those with a 0 in this list of the config, or `full_attention`: those that do not
     slide, where the config has a window; `no window`: those that do not slide."""
+    rotated_dense: str = ""
+    """Config field that is 1 where dense layers are rotated, whether they slide or not."""
+    chunked: str = ""
+    """Config field with the tokens of a chunk, within which layers of the type `chunked_attention` attend, and
+    `floor_scale`, from which on queries grow (Llama 4): texts up to there, for which both change nothing, are
+    served."""
     by_theta: str = ""
     """Config field: a list of the rotation's base for each layer."""
     ungated: bool = False
@@ -201,6 +219,8 @@ class Family:
     layer_norm: bool = False
     norm_bias: bool = False
     whole_norm: bool = False
+    norm_unweighted: bool = False
+    """q and k are normed without weights, and only in layers that rotate them."""
     norm_turned: bool = False
     """q and k are normed behind their rotation."""
     head_bias: bool | str = False
@@ -237,7 +257,9 @@ class Family:
     or two, in which they lie head by head."""
     mtp: bool = False
     """A checkpoint may hold a layer for further tokens, in tensors `mtp.*`, which draft/mtp.py serves."""
-    gated_attention: bool = False
+    gated_attention: bool | str = False
+    head_gates: bool = False
+    """A head has one gate, not one for each of its numbers."""
     multiplied: bool = False
     """Projections have the factors of Falcon-H1."""
     turned: str | None = None

@@ -15,7 +15,7 @@ from paceline.model.norms import LayerNorm, Norm, WholeNorm
 from paceline.model.packed import halves
 from paceline.model.parts import Prepared
 from paceline.model.per_token import LayerClose, TokenInputs
-from paceline.model.spec import Attention, Latent
+from paceline.model.spec import Attention, Latent, Rope
 
 if TYPE_CHECKING:
     from paceline.model.loader import Loader
@@ -149,9 +149,13 @@ class PartLoader:
             post=self.norm(post, spec.hidden),
         )
 
-    def head_norm(self, at: str, rotated: int) -> Norm:
-        """Norm of queries and keys."""
-        spec, names, weight = self.spec, self.names, self.loader.norm_weight
+    def head_norm(self, at: str, rope: Rope) -> Norm | None:
+        """Norm of queries and keys in a layer with this rotation."""
+        spec, names, weight, rotated = self.spec, self.names, self.loader.norm_weight, 2 * len(rope.inverse)
+        if spec.norm_unweighted:
+            exact = torch.float64 if self.loader.packing.dtype is torch.float64 else torch.float32
+            ones = torch.ones(spec.head_dim, dtype=exact, device=self.loader.device)
+            return Norm(ones, spec.norm_eps) if any(rope.inverse) else None
         parts = [(at + names.q_norm, spec.heads), (at + names.k_norm, spec.kv_heads)]
         if spec.layer_norm:
             own = torch.cat([self.each_head(name, count, rotated) for name, count in parts])

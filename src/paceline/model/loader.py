@@ -21,7 +21,7 @@ from paceline.model.groups import stack
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.load_parts import PartLoader
 from paceline.model.norms import LayerNorm, Norm
-from paceline.model.packed import by_head, by_kind, gates_last, halves, interleave
+from paceline.model.packed import attention_inputs, by_head, by_kind, gates_last, halves, interleave
 from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
@@ -218,12 +218,12 @@ class Loader:
         apart = self.packing.groups is not None and self.values_apart(at)
 
         by = spec.multipliers
-        factors = None if by is None else repeated(*by.qkv(q, kv))
+        factors, last = None if by is None else repeated(*by.qkv(q, kv)), partial(gates_last, spec, bool(names.gate))
         of_bias = None if by is None else repeated((q, 1.0), (kv, by.key), (kv, 1.0))
 
         def heads(qkv: Tensor) -> Tensor:
             if spec.gated_attention:
-                qkv = gates_last(qkv, spec.heads, spec.head_dim)
+                qkv = last(qkv)
                 if not self.packing.native:
                     return qkv
                 turned = q + (2 - apart) * kv
@@ -232,12 +232,12 @@ class Loader:
                 qkv = halves(qkv, spec.heads + spec.kv_heads, spec.head_dim, 2 * len(form.rope.inverse))
             return by_head(qkv, spec.heads, spec.kv_heads, not apart) if self.packing.native else qkv
 
-        first, outs = names.qkv[: 3 - apart], (q * (1 + spec.gated_attention), kv, kv)[: 3 - apart]
+        first, outs = attention_inputs(spec, names, apart)
         return SelfAttention(
             spec,
             number,
             qkv=self.linear(at, first, outs, spec.hidden, spec.qkv_bias, heads, factors, of_bias),
-            head_norm=self.parts.head_norm(at, 2 * len(form.rope.inverse)) if spec.qk_norm else None,
+            head_norm=self.parts.head_norm(at, form.rope) if spec.qk_norm else None,
             out=self.linear(
                 at,
                 (names.out,),
@@ -344,7 +344,7 @@ class Loader:
             form,
             self.wide(at + names.router, form.count, form.router_bias),
             [self.expert(at, number, form.width) for number in held],
-            self.dense(at + names.shared, *inner, form.shared) if shared else None,
+            self.dense(at + names.shared, *inner, form.shared, form.shared_scale) if shared else None,
             self.wide(at + names.shared_gate, 1, False) if shared and form.shared_gated else None,
             correction if form.corrected else None,
         )
@@ -386,9 +386,11 @@ class Loader:
         wide = torch.float64 if torch.float64 in (found.dtype, self.packing.dtype) else torch.float32
         return found.to(self.device, wide).contiguous()
 
-    def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int) -> FeedForward:
+    def dense(self, at: str, gate_up: tuple[str, ...], down: str, width: int, scale: float = 1.0) -> FeedForward:
+        """`scale`: factor of what the part gives, but for its bias."""
         spec, pairs = self.spec, interleave if self.packing.native and self.spec.gated else None
         by: Multipliers | None = spec.multipliers
+        scale = scale if by is None else by.down
         return FeedForward(
             spec,
             gate_up=self.linear(
@@ -397,7 +399,7 @@ class Loader:
             ),
             down=self.linear(
                 at, (down,), (spec.hidden,), width, spec.mlp_bias,
-                factors=None if by is None else repeated((spec.hidden, by.down)),
+                factors=None if scale == 1 else repeated((spec.hidden, scale)),
             ),
         )  # fmt: skip
 

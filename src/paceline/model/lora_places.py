@@ -12,7 +12,7 @@ from torch import Tensor
 
 from paceline.model.families import FAMILIES
 from paceline.model.family import Names
-from paceline.model.packed import by_head, by_kind, gates_last, halves, interleave
+from paceline.model.packed import attention_inputs, by_head, by_kind, gates_last, halves, interleave
 from paceline.model.spec import (
     Attention,
     Both,
@@ -107,11 +107,13 @@ class LayerPlaces:
 
     def attention(self, form: Attention, at: str) -> Iterator[LoraPlace]:
         spec, names, values, by = self.spec, self.names, self.apart, self.spec.multipliers
-        q, kv, gates = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim, 1 + spec.gated_attention
-        order = partial(_heads, spec, 2 * len(form.rope.inverse), self.native, self.interleaved, not values)
-        sizes = (q * gates, kv, kv)[: 3 - values]
+        q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+        order = partial(
+            _heads, spec, 2 * len(form.rope.inverse), self.native, self.interleaved, not values, bool(names.gate)
+        )
+        first, sizes = attention_inputs(spec, names, values)
         inner, out = (None, None) if by is None else (by.qkv(q, kv), ((spec.hidden, by.attention_out),))
-        yield self.place(f"{at}.qkv", names.qkv[: 3 - values], sizes, spec.hidden, order, factors=inner)
+        yield self.place(f"{at}.qkv", first, sizes, spec.hidden, order, factors=inner)
         if values:
             yield self.place("mixer.value", names.qkv[2:], (kv,), spec.hidden)
         yield self.place(f"{at}.out", (names.out,), (spec.hidden,), q, factors=out)
@@ -160,7 +162,8 @@ class LayerPlaces:
         if form.shared:
             shared, down = names.shared_gate_up or names.expert_gate_up, names.shared_down or names.expert_down
             yield self.place("ffn.shared.gate_up", shared, (form.shared,) * gated, hidden, below=names.shared)
-            yield self.place("ffn.shared.down", (down,), (hidden,), form.shared, below=names.shared)
+            out = ((hidden, form.shared_scale),)
+            yield self.place("ffn.shared.down", (down,), (hidden,), form.shared, below=names.shared, factors=out)
             if form.shared_gated:
                 yield self.place("ffn.shared_gate", (names.shared_gate,), (1,), hidden)
 
@@ -197,9 +200,11 @@ def _tails(kept: int, each: int, rows: Tensor) -> Tensor:
     return torch.cat((apart[:, :kept], apart[:, kept + order]), 1).reshape(rows.shape)
 
 
-def _heads(spec: ModelSpec, rotated: int, native: bool, interleaved: bool, values: bool, rows: Tensor) -> Tensor:
+def _heads(
+    spec: ModelSpec, rotated: int, native: bool, interleaved: bool, values: bool, beside: bool, rows: Tensor
+) -> Tensor:
     if spec.gated_attention:
-        rows = gates_last(rows, spec.heads, spec.head_dim)
+        rows = gates_last(spec, beside, rows)
         if not native:
             return rows
         turned = (spec.heads + (1 + values) * spec.kv_heads) * spec.head_dim

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from paceline.model import pages
-from paceline.model.spec import Delta
+from paceline.model.family import Names
+from paceline.model.spec import Delta, ModelSpec
 from paceline.native.build import library, unit
 from paceline.native.structs import CLinear, CModel
 
@@ -132,8 +133,24 @@ def halves(qkv: Tensor, turned: int, head_dim: int, rotated: int) -> Tensor:
     return torch.cat((qkv[: len(rows)][rows], qkv[len(rows) :]))
 
 
-def gates_last(qkv: Tensor, heads: int, head_dim: int) -> Tensor:
-    """Rows of each head's query and its gate, then keys and values -> queries, keys, values, gates."""
+def attention_inputs(spec: ModelSpec, names: Names, apart: bool) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """Names and outputs of the matrices that one product computes in attention; `apart`: without the values'."""
+    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    first, outs = names.qkv[: 3 - apart], (q * (1 + spec.gated_attention * (not names.gate)), kv, kv)[: 3 - apart]
+    if not spec.gated_attention or not names.gate:
+        return first, outs
+    return (*first, names.gate), (*outs, spec.heads if spec.head_gates else q)
+
+
+def gates_last(spec: ModelSpec, beside: bool, qkv: Tensor) -> Tensor:
+    """Rows of each head's query and its gate, then keys and values -> queries, keys, values, gates, one for each number
+    of a head. `beside`: the gates are last already."""
+    heads, head_dim = spec.heads, spec.head_dim
+    if beside:
+        if not spec.head_gates:
+            return qkv
+        rest, gates = qkv.tensor_split([-heads])
+        return torch.cat((rest, gates.repeat_interleave(head_dim, 0)))
     both = qkv[: 2 * heads * head_dim].view(heads, 2, head_dim, *qkv.shape[1:])
     return torch.cat((both[:, 0].flatten(0, 1), qkv[2 * heads * head_dim :], both[:, 1].flatten(0, 1)))
 

@@ -13,8 +13,11 @@ from paceline.model.spec import Attention, Dense, Experts, Latent
 
 LATENT_SIZES = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 MAX_LATENT_SIZE = 1 << 16
+MAX_CHUNK = 1 << 40
 STRETCH = "llama_4_scaling_beta"
 """The rotation's parameter of `Family.stretched`."""
+CHUNKED = "chunked_attention"
+"""Type of layers that attend within chunks of a text."""
 VARIED_FIELDS = ("head_dim", "num_key_value_heads")
 """What a layer of Gemma 4 may have otherwise than the model."""
 
@@ -46,6 +49,22 @@ def latent(config: Any, family: Family, trained_len: int, max_len: int) -> Laten
         config.v_head_dim,
         interleaved=bool(getattr(config, sides) if isinstance(sides, str) else sides),
     )
+
+
+def unchunked(config: Any, chunk: Any, trained_len: int, max_len: int | None) -> int:
+    """The longest text that is one chunk, and whose queries are as they are. Raises CheckpointError for a longer one
+    that is asked for."""
+    most = trained_len
+    if CHUNKED in config.layer_types:
+        most = min(most, whole("attention_chunk_size", chunk, 1, MAX_CHUNK))
+    if config.attn_temperature_tuning and config.attn_scale and not all(config.no_rope_layers):
+        most = min(most, whole("floor_scale", config.floor_scale, 2, MAX_CHUNK) - 1)
+    if max_len is not None and max_len > most:
+        raise CheckpointError(
+            f"max_len {max_len} is beyond {most}: from there on {config.model_type} attends within chunks of a text "
+            "and multiplies queries by a factor of their position, which is not served; use a max_len up to that."
+        )
+    return max_len or most
 
 
 def latent_scale(config: Any) -> float:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 from paceline.core.errors import CheckpointError
-from paceline.model.checks import UNBOUNDED_LEN, attends_somewhere, positive
+from paceline.model.checks import SIZES, UNBOUNDED_LEN, attends_somewhere, positive, whole
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family, MambaFields, Mixed
-from paceline.model.read_attention import STRETCH, by_layer, latent, latent_scale, varied, widened_feed
+from paceline.model.read_attention import CHUNKED, STRETCH, by_layer, latent, latent_scale, unchunked, varied, widened_feed
 from paceline.model.rope import rope, without_alpha, without_scales
 from paceline.model.spec import (
     Activation,
@@ -75,6 +75,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
     trained_len = int(getattr(config, "max_position_embeddings", UNBOUNDED_LEN))
     if family.stretched and config.rope_parameters.get(STRETCH):
         max_len = unstretched(config, trained_len, max_len)
+    if family.chunked:
+        max_len = unchunked(config, getattr(config, family.chunked), trained_len, max_len)
     heads, kv_heads, head_dim = (1, 1, 1) if not attends_somewhere(config) else heads_of(config)
     activation = getattr(config, family.activation, family.activation)
     if activation not in ACTIVATION_NAMES:
@@ -97,7 +99,8 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         tied=bool(getattr(config, "tie_word_embeddings", False)),  # a part's config may lack it: its whole's default
         early_exit=bool(getattr(config, "early_exit", False)),
         sinks=family.sinks,
-        gated_attention=family.gated_attention,
+        gated_attention=bool(decide(family.gated_attention)),
+        head_gates=family.head_gates,
         multipliers=multipliers(config) if family.multiplied else None,
         swiglu=(float(config.swiglu_alpha), float(config.swiglu_limit)) if clamps else (1.0, 0.0),
         qkv_bias=bool(decide(family.qkv_bias)),
@@ -108,13 +111,14 @@ def read_spec(config: Any, max_len: int | None = None) -> ModelSpec:
         attention_scale=score_scale(config, family, head_dim),
         attention_softcap=decide(family.attention_softcap) or None,
         logit_softcap=decide(family.logit_softcap) or None,
-        embedding_scale=config.hidden_size**0.5 if family.embedding_scaled else factor(family.embedding_scale),
+        embedding_scale=config.hidden_size**0.5 if decide(family.embedding_scaled) else factor(family.embedding_scale),
         eos=eos_ids(getattr(config, "eos_token_id", None)),
         pre_norms=bool(family.names.attention_norm),
         whole_norm=family.whole_norm,
         layer_norm=family.layer_norm,
         norm_bias=family.norm_bias,
         norm_turned=family.norm_turned,
+        norm_unweighted=family.norm_unweighted,
         parallel=bool(decide(family.parallel)),
         head_bias=bool(decide(family.head_bias)),
         gated=not family.ungated,
@@ -149,6 +153,8 @@ def read_layers(config: Any, family: Family, head_dim: int, trained_len: int, ma
     window = getattr(config, family.window) if family.window else None
     everywhere = "sliding_attention" if window else "full_attention"
     kinds = config.layer_types if family.layer_types else [everywhere] * config.num_hidden_layers
+    if family.chunked:
+        kinds = ["full_attention" if it == CHUNKED else it for it in kinds]
     params = getattr(config, "rope_parameters", None) or {}
 
     def attention(kind: str, theta: float | None = None) -> Attention:
@@ -284,7 +290,9 @@ def feed_forward(config: Any, family: Family, index: int, kinds: Sequence[str]) 
         width = config.intermediate_size
         return replace(mixture(config, form), beside=width) if getattr(config, form.enabled) else Dense(width)
     if form is not None and form.kinds and getattr(config, form.kinds)[index] != "sparse":
-        return Dense(config.intermediate_size)
+        return Dense(dense_width(config, form))
+    if form is not None and form.listed and index not in getattr(config, form.listed):
+        return Dense(dense_width(config, form))
     if form is not None and form.optional and not getattr(config, form.count):
         return Dense(int(getattr(config, form.optional)))
     if family.apart and kinds[index] == "mlp":
@@ -317,7 +325,27 @@ def refuse_other_routers(config: Any, form: Mixed) -> None:
             )
 
 
+def dense_width(config: Any, form: Mixed) -> int:
+    """Inner numbers of a layer of a mixture that is dense."""
+    found = getattr(config, form.dense_width)
+    return config.intermediate_size if found is None else whole(form.dense_width, found, 1, SIZES["intermediate_size"])
+
+
+def choice(config: Any, field: str, values: tuple[str, ...]) -> Any:
+    """The value of a field that is one of these; CheckpointError for another."""
+    found = getattr(config, field)
+    if found not in values:
+        raise CheckpointError(
+            f"config.json: {field} is {str(found)[:40]!r}, which {config.model_type} is not served with; served are "
+            f"{' and '.join(values)}."
+        )
+    return found
+
+
 def mixture(config: Any, form: Mixed) -> Experts:
+    if form.scored:
+        score = choice(config, form.scored, ("softmax", "sigmoid"))
+        form = replace(form, score=score, normed=True if score == "softmax" else form.normed)
     refuse_other_routers(config, form)
     count, active, width = (int(getattr(config, name)) for name in (form.count, form.active, form.width))
     if not 1 <= active <= count:
@@ -342,6 +370,7 @@ def mixture(config: Any, form: Mixed) -> Experts:
     shared = int(getattr(config, form.shared)) if form.shared else 0
     if form.shared_count:
         shared = width * int(getattr(config, form.shared_count) or 0)
+    half = 0.5 if form.joined and shared and choice(config, form.joined, ("sum", "average")) == "average" else 1.0
     return Experts(
         count,
         active,
@@ -354,10 +383,12 @@ def mixture(config: Any, form: Mixed) -> Experts:
         groups=groups,
         active_groups=used,
         group_best=form.group_best,
-        scale=float(getattr(config, form.scale)) if form.scale else 1.0,
+        scale=float(getattr(config, form.scale)) if form.scale else half,
         floor=form.floor,
         near=2 * float(getattr(config, form.jitter)) if form.jitter else 0.0,
         router_bias=form.bias,
+        weighs_inputs=form.weighs_inputs,
+        shared_scale=half,
     )
 
 
@@ -390,7 +421,11 @@ def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
     """Flag per layer: True if its queries and keys are rotated."""
     if family.unrotated in WINDOWED:
         windowed = family.unrotated == "no window" or bool(getattr(config, family.window))
-        return [kind == "sliding_attention" or not windowed for kind in kinds]
+        dense = family.rotated_dense and getattr(config, family.rotated_dense) == 1
+        feeds = config.mlp_layer_types if dense else kinds
+        return [
+            kind == "sliding_attention" or not windowed or feed == "dense" for kind, feed in zip(kinds, feeds)
+        ]
     marks = getattr(config, family.unrotated, None) if family.unrotated else None
     return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
 

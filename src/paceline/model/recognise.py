@@ -16,6 +16,7 @@ JUDGES = ("ForSequenceClassification", "ForTokenClassification", "RewardModel")
 WITH_PICTURES = {
     "gemma3": "gemma3_text",
     "gemma4": "gemma4_text",
+    "llama4": "llama4_text",
     "mistral3": "mistral",
     "qwen3_vl": "qwen3_vl_text",
     "qwen3_vl_moe": "qwen3_vl_moe_text",
@@ -47,7 +48,7 @@ AHEAD_LISTED = ("exaone4_5", "exaone4_5_text")
 """Model types that may bring layers for further tokens, `mtp.*`, which are left out; `layer_types` may list them."""
 NEAREST = {
     **dict.fromkeys(("gemma3n", "gemma3n_text"), "gemma4_text"),
-    **dict.fromkeys(("llama4", "llama4_text", "dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
+    **dict.fromkeys(("dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
     "phi4_multimodal": "phi3",
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
     **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),

@@ -217,6 +217,10 @@ class Experts:
     floor: float = 0.0
     """Added to the sum of the weights before they are divided by it."""
     router_bias: bool = False
+    weighs_inputs: bool = False
+    """Weights multiply what experts read, not what they give (Llama 4)."""
+    shared_scale: float = 1.0
+    """Factor of what the expert that every token uses gives; it is loaded into its weights."""
     beside: int = 0
     """Inner numbers of a dense part next to the mixture, both with norms of their own (Gemma 4); 0: there is none."""
 
@@ -343,6 +347,8 @@ class ModelSpec:
     """Norms before attention and feed-forward; without them there are post norms (olmo2, exaone4)."""
     whole_norm: bool = False
     """q and k are normed over all their heads together."""
+    norm_unweighted: bool = False
+    """q and k are normed without weights, and only in layers that rotate them (Llama 4)."""
     layer_norm: bool = False
     """Norms subtract the mean, too."""
     norm_bias: bool = False
@@ -362,6 +368,8 @@ class ModelSpec:
     """Slope and limit of `swiglu_clamped`: (1 + up) gate sigmoid(slope gate), both cut at the limit."""
     gated_attention: bool = False
     """What a head attends to is multiplied by the sigmoid of a gate (qwen3_next)."""
+    head_gates: bool = False
+    """The checkpoint has one such gate for a head (lfm3), which is loaded once for each of the head's numbers."""
     multipliers: Multipliers | None = None
     value_norm: bool = False
     """Values are normed over each head, without weights."""
@@ -384,9 +392,9 @@ class ModelSpec:
         )
         attends = whole and not (self.value_norm or self.layer_scale or self.token_width)
         mixed, clamps = bool(self.mixtures), self.activation == "swiglu_clamped"
-        if self.norm_turned or self.activation == "xielu" or (self.qk_norm and self.layer_norm):
+        if self.norm_turned or self.norm_unweighted or self.activation == "xielu" or (self.qk_norm and self.layer_norm):
             return False
-        apart = any(it.beside or it.score == "sparse" for it in self.mixtures)
+        apart = any(it.beside or it.weighs_inputs or it.score == "sparse" for it in self.mixtures)
         odd = mixed and (self.parallel or not self.gated or apart)
         return attends and not odd and not (clamps and len(self.mixtures) < len(self.layers))
 

@@ -356,7 +356,8 @@ def metadata(config: dict[str, Any], arch: str) -> dict[str, Any]:
             "rope.scaling.finetuned": config["position_embedding_type"] == "rope",
         }
     found |= {key: config[name] for key, name in known.sizes.items()}
-    found |= {key: config[name] for key, name in {**known.mixture, **known.flags}.items()}
+    found |= {key: config[name] for key, name in known.mixture.items()}
+    found |= {key: config.get(name, True) for key, name in known.flags.items()}
     if known.mixture:
         found["expert_gating_func"] = known.score
     found |= {key: float(config[name]) for key, name in known.floats.items() if config.get(name) is not None}

@@ -46,6 +46,7 @@ OTHERS: dict[str, dict[str, Any]] = {
     "dots1": {"n_group": 1, "topk_group": 1, "sliding_window": None},
     "exaone_moe": {"layers": 5, "sliding_window_pattern": 4},
     "minimax_m2": {},
+    "afmoe": {"layers": 5, "global_attn_every_n_layers": 4},
     "jais2": {},
     "qwen3_5_text": {"full_attention_interval": 3},
     "qwen3_5_moe_text": {"full_attention_interval": 2},

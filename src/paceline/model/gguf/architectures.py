@@ -218,6 +218,20 @@ ARCHITECTURES: dict[str, Arch] = {
         },
         score=2,
     ),
+    "afmoe": Arch(
+        "afmoe",
+        floats={**NORM, "expert_weights_scale": "route_scale"},
+        whole=WINDOW_KEYS,
+        fixed={"mup_enabled": True},
+        flags=ROUTER_NORM,
+        mixture={
+            **QWEN_EXPERTS,
+            "expert_feed_forward_length": "moe_intermediate_size",
+            "expert_shared_count": "num_shared_experts",
+            "leading_dense_block_count": "num_dense_layers",
+        },
+        score=2,
+    ),
     "minimax-m2": Arch(
         "minimax_m2",
         mixture={**LOCAL_EXPERTS, "expert_feed_forward_length": "intermediate_size"},

@@ -28,6 +28,11 @@ DEEPSEEK3 = (
     r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+"
     rf"| ?[\p{{P}}\p{{S}}]+[\r\n]*|{SPACE_PIECES}"
 )
+THREES_FROM_THE_RIGHT = r"\p{N}{1,3}(?=(?:\p{N}{3})*(?!\p{N}))"
+ASIAN = (
+    "[\u4e00-\u9fff\u3400-\u4dbf\uf900-\ufaff\u3040-\u309f\u30a0-\u30ff\uff65-\uff9f\u2f00-\u2fdf\u0e40-\u0e7f"
+    "\u0e80-\u0eff\u1780-\u17ff\u1000-\u109f\uaa60-\uaa7f\ua9e0-\ua9ff\uac00-\ud7af\u1100-\u11ff]+"
+)
 WORD_PIECES = " ?[^(\\s|.,!?…。\uff0c、।\u06d4،)]+"
 PUNCTUATION = r"[\p{P}\$\+<=>\^~\|`]+"
 
@@ -60,6 +65,7 @@ PRE_TOKENIZERS: dict[str, SplitRule] = {
     **shared([SEED], "seed-coder"),
     **shared([BAILING], "bailingmoe bailingmoe2 llada-moe"),
     **shared([r"\p{N}{1,3}", CJK, DEEPSEEK3], "deepseek-v3 hunyuan-dense joyai-llm"),
+    **shared([THREES_FROM_THE_RIGHT, ASIAN, DEEPSEEK3], "afmoe"),
     **shared(["[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-퟿]+", DIGIT], "deepseek-coder"),
     **shared([PUNCTUATION, GPT2, "[0-9][0-9][0-9]"], "falcon"),
     **shared([PUNCTUATION, GPT2, r"\p{N}+", "[0-9][0-9][0-9]"], "default"),

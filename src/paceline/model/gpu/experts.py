@@ -142,7 +142,7 @@ def grouped(mixture: Mixture) -> Mixture:
     mixture.router, mixture.shared_gate = by_kernel(mixture.router) or mixture.router, by_kernel(mixture.shared_gate)
     first = mixture.experts[0]
     inner, outer = (Stack.of([getattr(it, name) for it in mixture.experts]) for name in ("gate_up", "down"))
-    if inner is None or outer is None:
+    if inner is None or outer is None or mixture.form.weighs_inputs:
         return mixture
     return GroupedMixture(
         mixture.form, mixture.router, [first], mixture.shared, mixture.shared_gate, mixture.correction,

@@ -88,10 +88,12 @@ class SpreadMixture(Mixture):
 
 def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None = None) -> Decoder:
     """Load a checkpoint whose experts are held by `table.devices` processes. Raises RefusalError for a model without
-    experts, or with a dense part next to them, InputError for a table that is not its own, LostError where a process
+    experts, or with a dense part next to them or weighed inputs, InputError for a table that is not its own, LostError where a process
     ends."""
-    if any(it.beside for it in read_config(path, max_len).mixtures):
-        raise RefusalError("expert_parallel takes no mixtures with a dense part; leave it out.")
+    if any(it.beside or it.weighs_inputs for it in read_config(path, max_len).mixtures):
+        raise RefusalError(
+            "expert_parallel takes no mixtures with a dense part, or whose weights multiply inputs; leave it out."
+        )
     group = None
     try:
         group = ExpertGroup(path, table, dtype)
