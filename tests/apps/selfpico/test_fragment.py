@@ -21,6 +21,7 @@ from paceline.apps.selfpico.predict import Guess, Hole, Nothing, Ordered, PicoMo
 from paceline.apps.selfpico.sources import gathered
 from paceline.apps.selfpico.study import Study
 from paceline.apps.selfpico.table import SHIPPED, Table
+from paceline.apps.selfpico.taint import tainted
 from paceline.apps.selfpico.uses import allowed, uses_of
 from tests.apps.scripted import scripted
 
@@ -320,7 +321,6 @@ def test_end_to_end_with_the_demo_pair(demo_url: str, tmp_path: Path) -> None:
     ],
 )
 def test_put_in_values_are_followed(source: str, keys: set[str], lines: set[int]) -> None:
-    from paceline.apps.selfpico.taint import tainted
 
     assert tainted(source, 0, keys, set()) == lines
 

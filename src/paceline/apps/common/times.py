@@ -47,7 +47,7 @@ WORD = re.compile(r"[^\W\d_]{3,}\.?")
 Unit = Literal["", "seconds", "days", "business days", "months"]
 DAY = 86400.0
 MANY_TIMES_MORE = 10
-"""Day and month are told apart where one order leaves this many times more gaps than the other has gaps and rows."""
+"""Ratio of gaps above which the order of day and month with fewer gaps is taken."""
 EPOCH_FROM, EPOCH_TO = 3652 * DAY, 47482 * DAY
 
 

@@ -84,8 +84,7 @@ def headings(header: Sequence[str], place: str) -> dict[str, str]:
             alike = [name for name in header if plain(name) in CLOSE_CALLED]
         if wanted in QUANT_COLUMNS and not alike:
             raise ValueError(
-                f"{place} has no column {wanted}; expected are {', '.join(QUANT_COLUMNS)}. Write them as headings above "
-                "the prices."
+                f"{place} has no column {wanted}; expected are {', '.join(QUANT_COLUMNS)}. Write them above the prices."
             )
         if wanted in QUANT_COLUMNS and len(alike) > 1:
             raise ValueError(f"{place} has several columns {wanted} ({', '.join(alike)}); keep those of one asset.")

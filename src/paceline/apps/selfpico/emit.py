@@ -187,14 +187,14 @@ def standalone(ran: Ran) -> str:
         f"from __future__ import {', '.join(futures)}",
         "",
     ]
-    inside = within_package(text)
-    absent = sorted({*ran.absent, *([RELATIVE_TO.partition(".")[0]] if inside else [])})
+    packaged = within_package(text)
+    absent = sorted({*ran.absent, *([RELATIVE_TO.partition(".")[0]] if packaged else [])})
     lines += dict.fromkeys(statement for each in ran.found for statement in each.imports)
     lines += [*(["import importlib.machinery", "import sys", "import types"] if absent else []), ""]
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
         lines.append(ABSENT_FINDER.format(modules=absent))
-    if inside:
+    if packaged:
         lines.append(f"__package__ = {RELATIVE_TO!r}")
     code = [str(p.guess["code"]) for p in ran.puts if p.guess.get("code")]
     lines += [*dict.fromkeys(code)]

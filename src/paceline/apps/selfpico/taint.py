@@ -118,7 +118,8 @@ class Flow:
 
 def begun(node: ast.stmt) -> int:
     """The first line of a statement, its decorators included."""
-    return min([node.lineno, *(each.lineno for each in getattr(node, "decorator_list", ()))])
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(each.lineno for each in decorators)])
 
 
 def heads(node: ast.stmt) -> list[ast.AST]:

@@ -92,7 +92,7 @@ def open_database(given: Path | str) -> Database:
         return Duck(path)
     raise QueryError(
         "missing",
-        f"{path} is neither an SQLite nor a DuckDB file; give one of them, or a table that ends in .csv, .tsv, .parquet "
+        f"{path} is neither an SQLite nor a DuckDB file; give one of them, or a table in .csv, .tsv, .parquet "
         "or .json.",
     )
 

@@ -307,7 +307,7 @@ def _check(values: Floats, place: str) -> None:
     known = values[np.isfinite(values)]
     if len(known) < 10:
         raise ValueError(
-            f"{place} has {len(known)} values; 10 or more are needed. Give a row for each time: where the times are the "
+            f"{place} has {len(known)} values; 10 or more are needed. Give a row for each time: where times are "
             "headings, turn rows and columns round."
         )
 
