@@ -296,6 +296,8 @@ class World:
     seed: int = 0
     noise: int = 0
     """Seed of the noise of its steps, for another run of the same world."""
+    named: str = ""
+    """Drafter that every second request names, whatever serves the others."""
 
     @classmethod
     def drawn(cls, seed: int) -> "World":
@@ -334,10 +336,11 @@ class World:
         table = self.machine.table(self.table)
         machine = deepcopy(self.machine)
         machine.rng = random.Random(self.seed + 1 + self.noise)
-        arms = ARMS if drafter == "auto" else ()
+        served = [self.named if self.named and i % 2 else drafter for i in range(len(self.texts))]
         jobs = [
-            WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, drafter, arms, "exact", t.tokens, judge_free=True,
-                                      params={"temperature": t.temperature})])
+            WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, served[i],
+                                      ARMS if served[i] == "auto" else (), "exact", t.tokens,
+                                      judge_free=True, params={"temperature": t.temperature})])
             for i, t in enumerate(self.texts)
         ]  # fmt: skip
         outputs = {i: Speech([0] * t.tokens, "length") for i, t in enumerate(self.texts)}
@@ -492,6 +495,7 @@ def main() -> None:
     parser.add_argument("--table", help="how prices were measured in all worlds: clean, pressure, x3, all5, none")
     parser.add_argument("--load", action="store_true", help="other programs come and go in all worlds")
     parser.add_argument("--noise", type=int, default=0, help="seed of the steps' noise")
+    parser.add_argument("--named", default="", help="drafter that every second of at least two requests at once names")
     parser.add_argument("--limit", type=float, default=600.0, help="seconds")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--beside", type=Path, help="the figures of another planner")
@@ -515,6 +519,8 @@ def main() -> None:
             world = World.drawn(args.seed + i)
             if args.load:
                 world = replace(world, machine=world.machine.loaded(args.seed + i))
+            if args.named:
+                world = replace(world, named=args.named, clients=max(2, world.clients))
             rows.append(judge(replace(world, table=args.table or world.table, noise=args.noise), i % args.fixed == 0))
             if time.monotonic() > end:
                 break

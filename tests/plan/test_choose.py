@@ -538,3 +538,33 @@ def test_what_a_named_drafter_loses_beside_a_prompt_is_charged_to_nobody() -> No
         pick.learn(notes, work, [Drafting("a", 1, 6, 6)], Times(0.1, {"a": 0.1}, 0.0))
     assert pick.governor.saved < -1.0 and pick.governor.lost[""] <= 0.0
     assert not pick.governor.stops()
+
+
+@pytest.mark.parametrize("measured", [False, True])
+def test_a_choice_is_made_next_to_a_named_drafter(measured: bool) -> None:
+    """One request names a useless drafter, the other chooses. Plain steps are plain for both, few, and enough for the
+    choice; the other is not charged for what the name costs."""
+    pick, rng, (free, named) = chooser(Frozen()), random.Random(0), requests(2, "a")
+    named = replace(named, arms=(), drafter="b")
+    pick.times.seen, pick.times.measured = 1, measured
+    late = list[str]()
+    for i in range(400):
+        got = pick.decide([free, named], 99, base(2)).shares
+        notes, parts = [], []
+        for r in (free, named):
+            share, kept = got[r.id], 0
+            chain = min(share.nodes, share.depth)
+            while r is free and kept < chain and rng.random() < 0.9:
+                kept += 1
+            notes.append(Note(r.id, share.drafter, share.nodes, share.depth, [1] * chain, [1] * kept))
+            if chain:
+                parts.append(Drafting(share.drafter, 1, chain, chain))
+        work = base(2, sum(part.nodes for part in parts))
+        drafts = {part.drafter: pick.times.of_draft(part) for part in parts}
+        if not parts:
+            pick.times.plains += 1
+        pick.learn(notes, work, parts, Times(pick.times.of_target(work), drafts, 0.0))
+        late += [got[free.id].drafter] if i >= 200 else []
+        assert bool(parts) or got[named.id] == Share("b", 0, 0)
+    assert late.count("a") > 0.9 * len(late)
+    assert not pick.governor.stops()

@@ -137,6 +137,11 @@ class Goodput(LengthPolicy):
         self._straight = base.rows == len(requests) and straight(requests)
         if room <= 0:
             return decision
+        if free and (self.governor.blind or (base.rows == base.requests and self.governor.due())):
+            decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
+            decision.passes = self._passes(requests, decision, base)
+            decision.why = ("a plain step, to measure what one takes",)
+            return decision
         named = [r for r in requests if not r.arms]
         shares = self.fixed.shares(named, room, base) if named else {}
         if free:
@@ -168,9 +173,6 @@ class Goodput(LengthPolicy):
     ) -> dict[int, Share]:
         """The choice for this step, clipped to what each request has left."""
         none = {r.id: Share(NONE, 0, 0) for r in requests}
-        if self.governor.blind or (base.rows == base.requests and self.governor.due()):
-            decision.why = ("a plain step, to measure what one takes",)
-            return none
         open_ = [r for r in requests if not self.governor.stops(r.key)]
         if not open_:
             decision.why = ("plain: speculation has lost more time than it may",)
@@ -388,17 +390,18 @@ class Goodput(LengthPolicy):
         for note in notes:
             if not note.part:
                 tokens[note.request] += 1 + sum(note.kept)
-        if self._decided != before or base.rows > base.requests:
+        named = any(n.nodes and n.request not in self._keys for n in notes if not n.part)
+        if (prompts := self._decided != before or base.rows > base.requests) or (named and self._keys):
             nodes = sum(part.nodes for part in parts)
-            fewer = replace(work, rows=max(1, work.rows - nodes))
+            fewer = replace(work, rows=max(1, work.rows - round(nodes / work.passes)))
             rows = max(0.0, self.times.of_target(work) - self.times.of_target(fewer)) if nodes else 0.0
             plain = price(base.requests, base.context) / max(1, base.requests)
             own = self._chosen(notes)
             drafts = sum(seconds * own.get(name, 1.0) for name, seconds in times.drafts.items())
             mine = sum(part.nodes * own.get(part.drafter, 1.0) for part in parts) / nodes if nodes else 0.0
-            more = sum(count - 1 for request, count in tokens.items() if request in self._keys)
-            lost = sum(times.drafts.values()) + rows - (sum(tokens.values()) - len(tokens)) * plain
-            self.governor.shared(times.total, lost, drafts + mine * rows - more * plain)
+            more = sum(count - work.passes for request, count in tokens.items() if request in self._keys)
+            lost = sum(times.drafts.values()) + rows - (sum(tokens.values()) - work.passes * len(tokens)) * plain
+            self.governor.shared(times.total, lost, drafts + mine * rows - more * plain, prompts)
         elif not parts:
             self.governor.rested(work, times)
         else:

@@ -63,6 +63,9 @@ class Governor:
     open: dict[str, "Unchecked"] = field(default_factory=dict)
     """By key: the drafted steps since the latest plain one."""
 
+    mixed: float = 0.0
+    """Seconds of steps since the latest plain one in which some drafters were named and others could be chosen."""
+
     def pass_seconds(self, requests: int, context: float, straight: bool = False) -> float:
         """A plain pass with its part of the step. `straight`: steps may have several passes."""
         times, rows = self.times, round(context)
@@ -91,8 +94,8 @@ class Governor:
 
     def due(self) -> bool:
         """Is it time for a plain step, to see what one takes?"""
-        drafted = self.open.get("")
-        return self.blind or (drafted is not None and LOSS * drafted.seconds > self.pass_seconds(1, 0))
+        drafted = self.mixed + (self.open[""].seconds if "" in self.open else 0.0)
+        return self.blind or LOSS * drafted > self.pass_seconds(1, 0)
 
     @property
     def blind(self) -> bool:
@@ -123,6 +126,7 @@ class Governor:
                 if key == "":
                     self.saved += worth - each.worth
         self.open.clear()
+        self.mixed = 0.0
         self.seconds += times.total
         self.saved -= sum(times.drafts.values())
         if len(self.lost) > MOST_KEYS:
@@ -159,10 +163,15 @@ class Governor:
             each.steps += worth / one
             self._book(key, took - worth, took)
 
-    def shared(self, seconds: float, lost: float, chosen: float) -> None:
-        """A step that prompts share, whose rows are not speculation's: `lost` is what it is expected to have lost, and
-        `chosen` what those have of it whose drafter was chosen for them."""
+    def shared(self, seconds: float, lost: float, chosen: float, prompts: bool = True) -> None:
+        """A step that `prompts` or drafts by name share, whose rows are not the planner's choice: `lost` is what it is
+        expected to have lost, and `chosen` what those have of it whose drafter was chosen for them."""
         self.seconds += seconds
         self.saved -= lost
-        self.owed += max(0.0, chosen)
-        self._book("", min(0.0, chosen), seconds)
+        if prompts:
+            self.owed += max(0.0, chosen)
+        else:
+            self.mixed += seconds
+        self._book("", min(0.0, chosen) if prompts else chosen, seconds)
+        for key in [key for key in self.lost if key and not prompts]:
+            self._book(key, 0.0, seconds)
