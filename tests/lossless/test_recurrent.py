@@ -82,7 +82,8 @@ def wrong_length(patch: MonkeyPatch) -> None:
     """The state that lies with a block lacks the block's last row."""
 
     def change(states: States, part: Part) -> None:
-        part.anchors = [(max(row - (place < states.blocks), 0), place) for row, place in part.anchors]
+        ends = {place for slot, place in states.tips.items() if states.lasting(slot)}
+        part.anchors = [(max(row - (place in ends), 0), place) for row, place in part.anchors]
 
     changed(patch, change)
 
