@@ -404,6 +404,9 @@ class RecurrentToy(Toy):
     def keep(self, slots: list[int], ends: list[int] | None = None) -> None:
         self.states.keep({*slots}, ends)
 
+    def blank(self, slots: list[int]) -> None:
+        self.states.blank(slots)
+
     def move(self, source: list[int], target: list[int]) -> None:
         super().move(source, target)
         self.states.move(source, target)

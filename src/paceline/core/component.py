@@ -142,6 +142,9 @@ class Keeps(Component, Protocol):
         """Drop every state but those behind the rows in these slots, and behind the rows in `ends`, where passes leave
         one from now on; None: behind the last row of each block. With `ends`, `read` and `write` are of K/V alone."""
 
+    def blank(self, slots: "list[int]") -> None:
+        """Put states of zeros behind the rows in these slots, which were not computed."""
+
 
 class Narrows(Model, Protocol):
     """A model that computes logits of some tokens alone, for drafts."""

@@ -219,6 +219,9 @@ class Decoder:
     def keep(self, slots: list[int], ends: list[int] | None = None) -> None:
         self.states.keep({*slots}, ends)
 
+    def blank(self, slots: list[int]) -> None:
+        self.states.blank(slots)
+
     def read(self, slots: list[int]) -> bytes:
         at = torch.tensor(slots, device=self.device, dtype=torch.int64)
         kv = b"".join(bytes_of(pool.slots.index_select(3, at)) for pool in self.pools)

@@ -252,6 +252,13 @@ class States:
         if places:
             pool[torch.tensor(places, device=self.device)] = rows.to(pool.dtype)
 
+    def blank(self, slots: Sequence[int]) -> None:
+        """Put zeros behind the rows in these slots."""
+        for slot in slots:
+            place = self.make(slot)
+            for pool in self.pools:
+                pool.put(place, pool.zeros())
+
     def drop(self, slot: int) -> None:
         """Forget what is known behind this slot."""
         if slot in self.tips:
@@ -363,7 +370,9 @@ class States:
         found = [self.tips.get(slot) for slot in self._ends(slots)]
         states = [[pool.zeros() if place is None else pool.take(place) for place in found] for pool in self.pools]
         parts = [part for each in states for part in zip(*each)]
-        return b"".join(p.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for part in parts for p in part)
+        return b"".join(
+            p.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for part in parts for p in part
+        )
 
     def _ends(self, slots: Sequence[int]) -> list[int]:
         return [slot for slot in slots if self.is_end(slot)] if self.whole is None else []

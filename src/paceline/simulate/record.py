@@ -70,7 +70,10 @@ def record(engine: "Engine", sink: Callable[[Event], object]) -> None:
     config = engine.config
     sink(setup(engine))
     engine.cache.pool = BlockPool(  # what start-up measured has left no trace in its order then
-        config.blocks, config.block_size, policy(config.eviction)(config.blocks), prefix=config.prefix_cache,
+        config.blocks,
+        config.block_size,
+        policy(config.eviction)(config.blocks),
+        prefix=config.prefix_cache,
         snapshots=None if engine.cache.pool.snapshots is None else Snapshots(config.snapshots or 0, config.blocks),
     )
     if engine.disk is not None:
