@@ -164,7 +164,7 @@ def in_a_budget(snapshots: int) -> Any:
     return engine.cache.pool
 
 
-@pytest.mark.parametrize("snapshots", [1, 2, 4])
+@pytest.mark.parametrize("snapshots", [1, 2])
 def test_states_in_a_budget(snapshots: int) -> None:
     """Evicted states are computed again from the last one that is kept; those of a shared beginning are found."""
     pool = in_a_budget(snapshots)

@@ -38,8 +38,8 @@ class Cache:
         two models never meet. `lagging`: those of `groups` that a shared prefix may lack, for they are computed from
         the tokens alone. `states`: those of `groups` that keep a state of each text, not only rows. It lies with each
         full block, so a shared prefix brings it along; between the ends of blocks only a group's last row has one,
-        and to rewind or fork goes back to such an end. `snapshots`: how many of these states are kept at most (None: one
-        for each block); a prefix ends, then, where one is."""
+        and to rewind or fork goes back to such an end. `snapshots`: how many of these states are kept at most (None:
+        one for each block); a prefix ends, then, where one is."""
         kept = None if snapshots is None or not {*states} else Snapshots(snapshots, num_blocks)
         self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix, snapshots=kept)
         self.groups = frozenset((TARGET, *groups))
@@ -148,7 +148,8 @@ class Cache:
 
     def fork(self, lease: Lease) -> Lease:
         """A second lease on the same full blocks. It ends at the last full block's end, in groups with a state
-        at one with a kept state: what follows in the text has to be computed again. An open Txn stays with the original."""
+        at one with a kept state: what follows in the text has to be computed again. An open Txn stays with the
+        original."""
         behind = [value for group, value in lease.frontier.items() if group in self.states]
         rows = self._mine(lease).length // self.block_size * self.block_size
         if self.pool.snapshots is not None and self.states & lease.groups:

@@ -41,8 +41,8 @@ class Lease:
     layout: joined.Layout = ()
     """Positions of the tokens in a joined text (`Request.layout`)."""
     states: frozenset[str] = frozenset()
-    """Groups that keep a state of the text: it is known behind full blocks (`BlockPool.snapshots`: some of them) and behind
-    the group's last row alone, so the group can only be cut there."""
+    """Groups that keep a state of the text: it is known behind full blocks (`BlockPool.snapshots`: some of them) and
+    behind the group's last row alone, so the group can only be cut there."""
     marks: frozenset[int] = frozenset()
     """Blocks of the text behind which others may go on: their states are kept."""
     returns: int = 0
@@ -141,8 +141,8 @@ class Lease:
         return chain_hash(parent, self.tokens[start:stop], joined.named(self.layout, start, stop))
 
     def cut(self, length: int) -> int:
-        """Forget committed rows from `length` on, or from the start of the block it falls into, where that is immutable;
-        where the target has a state, from the last row before it with one that is kept. Return the length kept."""
+        """Forget committed rows from `length` on, or from the start of the block it falls into, where that is
+        immutable; where the target has a state, from the last row before it with one that is kept. Return the length kept."""
         size = self.pool.block_size
         if TARGET in self.states:
             length = length if length == self.length else self.goes_on(length)

@@ -132,8 +132,8 @@ class Lends(Protocol):
 
 class Keeps(Component, Protocol):
     """A component with recurrent layers: in addition to K/V, it keeps a state for all rows up to one, under the slot of
-    that row. There is one behind each full block, or behind those that a budget of states keeps, behind the latest row of
-    each text, and behind the candidates of the pass at work."""
+    that row. There is one behind each full block, or behind those that a budget of states keeps, behind the latest row
+    of each text, and behind the candidates of the pass at work."""
 
     state_bytes: int
     """Bytes of the state of one text."""

@@ -73,7 +73,8 @@ def build(options: Options) -> tuple[Engine, Text]:
     config = EngineConfig.of(
         options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, draft_rows=shape.drafted,
         remember=shape.remember, settings=settings_of(options.drafter_settings),
-        drafter=name, nodes=fixed, block_size=memory.block_size, snapshots=memory.snapshots, **costs(options, model, components),
+        drafter=name, nodes=fixed, block_size=memory.block_size, snapshots=memory.snapshots,
+        **costs(options, model, components),
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
     check_defaults(text.defaults, pair.model, model.vocab_size)

@@ -11,8 +11,8 @@ class BlockBytes:
     """Reads and writes the blocks of an engine's components. One thread owns it."""
 
     def __init__(self, components: Mapping[str, Component], whole: bool = True) -> None:
-        """`whole`: does each block have all that a text goes on from? Where it may lack a state, it never leaves here, and
-        none comes from elsewhere."""
+        """`whole`: does each block have all that a text goes on from? Where it may lack a state, it never leaves here,
+        and none comes from elsewhere."""
         self.components = components
         self.groups = forms_of(components)
         self.forms = self.groups if whole else {}
