@@ -142,7 +142,8 @@ class Lease:
 
     def cut(self, length: int) -> int:
         """Forget committed rows from `length` on, or from the start of the block it falls into, where that is
-        immutable; where the target has a state, from the last row before it with one that is kept. Return the length kept."""
+        immutable; where the target has a state, from the last row before it with one that is kept. Return the length
+        kept."""
         size = self.pool.block_size
         if TARGET in self.states:
             length = length if length == self.length else self.goes_on(length)

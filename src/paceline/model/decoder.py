@@ -219,6 +219,7 @@ class Decoder:
     def keep(self, slots: list[int], ends: list[int] | None = None) -> None:
         self.states.keep({*slots}, ends)
 
+    @torch.inference_mode()
     def blank(self, slots: list[int]) -> None:
         self.states.blank(slots)
 
