@@ -356,7 +356,7 @@ class RecurrentToy(Toy):
 
     def allocate(self, blocks: int, block_size: int) -> None:
         super().allocate(blocks, block_size)
-        self.states = States(blocks, block_size, self.device, self.replay)
+        self.states = States(block_size, self.device, self.replay)
         for _ in range(LAYERS // 2):
             self.states.add([((2,), torch.float64)], 1, torch.float64)
 
@@ -401,8 +401,11 @@ class RecurrentToy(Toy):
         code = CODES - 1 - ((CODES - 1 - int(code)) * (VOCAB + 1) + min(token, VOCAB)) % CODES
         return torch.tensor([(phase + 1) % PHASES, code], dtype=torch.float64)
 
-    def keep(self, slots: list[int]) -> None:
-        self.states.keep({*slots})
+    def keep(self, slots: list[int], ends: list[int] | None = None) -> None:
+        self.states.keep({*slots}, ends)
+
+    def blank(self, slots: list[int]) -> None:
+        self.states.blank(slots)
 
     def move(self, source: list[int], target: list[int]) -> None:
         super().move(source, target)

@@ -157,6 +157,8 @@ class Setting:
     then."""
     recurrent: frozenset[str] = frozenset()
     """Models with recurrent layers, among target and draft."""
+    snapshots: int | None = None
+    """States that are kept for other texts to go on from; None: one for each block."""
     max_loras: int = 4
     """Adapters in memory; more than one place less than there are names lets requests wait."""
     settings: dict[str, float | str] = field(default_factory=dict)
@@ -186,6 +188,7 @@ class Setting:
             prefix_cache=self.prefix_cache, schedule=self.schedule, order=self.order, group_size=self.group_size,
             layer_groups=self.layer_groups if self.schedule == "layered" else None,
             tbt_target_ms=self.tbt_target_ms, patience_ms=self.patience_ms, check=self.check, settings=self.settings,
+            snapshots=self.snapshots,
         )  # fmt: skip
         target = self.target()
         target.abilities -= frozenset() if self.ruled else {"rules"}

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from pytest import MonkeyPatch
 
 from paceline import LLM, SamplingParams
+from paceline.cache.lease import Lease
 from paceline.core.errors import IntegrityError
 from paceline.core.registry import refusal
 from paceline.draft import DRAFTERS
@@ -35,10 +36,15 @@ def test_cell(drafter: str) -> None:
         st.lists(wish_st(list(FEATURES), [drafter]), min_size=1, max_size=4),
         st.sampled_from(KINDS),
         st.integers(0, 999),
+        st.sampled_from([None, 1, 3]),
     )
-    def cell(setting: Setting, wishes: list, kinds: frozenset, seed: int) -> None:
+    def cell(setting: Setting, wishes: list, kinds: frozenset, seed: int, kept: int | None) -> None:
         schedule = "chunked" if setting.schedule == "layered" and "target" in kinds else setting.schedule
-        check(replace(setting, recurrent=kinds, schedule=schedule), wishes, random.Random(seed) if seed % 2 else None)
+        check(
+            replace(setting, recurrent=kinds, schedule=schedule, snapshots=kept),
+            wishes,
+            random.Random(seed) if seed % 2 else None,
+        )
 
     cell()
 
@@ -82,7 +88,8 @@ def wrong_length(patch: MonkeyPatch) -> None:
     """The state that lies with a block lacks the block's last row."""
 
     def change(states: States, part: Part) -> None:
-        part.anchors = [(max(row - (place < states.blocks), 0), place) for row, place in part.anchors]
+        ends = {place for slot, place in states.tips.items() if states.lasting(slot)}
+        part.anchors = [(max(row - (place in ends), 0), place) for row, place in part.anchors]
 
     changed(patch, change)
 
@@ -139,6 +146,36 @@ def test_mutant_dies(mutant: Callable[[MonkeyPatch], None], drafter: str, monkey
     mutant(monkeypatch)
     with pytest.raises((AssertionError, IntegrityError)):
         fixed_cases(drafter)
+
+
+def in_a_budget(snapshots: int) -> Any:
+    """Texts that begin alike, one after the other in one engine: each is what it is alone."""
+    setting = Setting(model_seed=3, nodes={"ngram": 4}, recurrent=KINDS[0], snapshots=snapshots, row_budget=8)
+    engine, common = setting.engine(), [1, 2, 3, 4, 5, 6, 1, 2, 3, 4, 5, 6, 2, 4, 6]
+    for tail in ([1], [1, 2], [3, 5, 1, 2, 3, 4, 5], [1, 6], [3, 5, 1, 2, 3, 4, 6]):
+        params = SamplingParams(seed=1, temperature=1.0, top_k=0, top_p=1.0, max_tokens=12, drafter="ngram").resolve({})
+        [asked] = engine.submit([*common, *tail], params)
+        [alone] = (other := replace(setting, snapshots=None, prefix_cache=False).engine()).submit(asked.prompt, params)
+        for it in (engine, other):
+            while it.busy:
+                it.step()
+        assert asked.output == alone.output
+        assert len(engine.model.states.tips) <= snapshots + 2  # of the text that ran: its last row, and what it replays
+    return engine.cache.pool
+
+
+@pytest.mark.parametrize("snapshots", [1, 2])
+def test_states_in_a_budget(snapshots: int) -> None:
+    """Evicted states are computed again from the last one that is kept; those of a shared beginning are found."""
+    pool = in_a_budget(snapshots)
+    assert pool.snapshots.evictions > 0 and pool.hits > 0
+
+
+def test_an_evicted_state_is_never_read(monkeypatch: MonkeyPatch) -> None:
+    """The mutant: a prefix ends where a block is found, whether its state is kept or not."""
+    monkeypatch.setattr(Lease, "goes_on", lambda self, length: length // self.pool.block_size * self.pool.block_size)
+    with pytest.raises((AssertionError, IntegrityError)):
+        in_a_budget(2)
 
 
 def test_lfm2(tmp_path: Path) -> None:

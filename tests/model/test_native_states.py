@@ -126,7 +126,8 @@ def test_a_state_that_goes_on_from_elsewhere_is_seen(tmp_path: Path) -> None:
     decoder = native(checkpoint(tmp_path, "qwen3_5_text"))
     whole = decoder.forward(lay_out([Chunk([0, 1], 0, TEXT[:20])], 16)).logits
     for pool in decoder.states.pools:
-        pool.ends[1].zero_()
+        for parts in pool.tips:
+            parts[1].zero_()
     again = decoder.forward(lay_out([Chunk([0, 1], 16, TEXT[16:20])], 16)).logits
     assert float((again - whole[16:]).abs().max()) > 1e-3
 

@@ -14,6 +14,7 @@ from hashlib import blake2b
 from typing import Protocol
 
 from paceline.cache.eviction import LRU, Eviction
+from paceline.cache.snapshots import Snapshots
 from paceline.core.errors import CapacityError, InputError, IntegrityError
 
 
@@ -60,14 +61,17 @@ class BlockPool:
     """
 
     def __init__(
-        self, num_blocks: int, block_size: int, eviction: Eviction | None = None, *, prefix: bool = True
-    ) -> None:
+        self, num_blocks: int, block_size: int, eviction: Eviction | None = None, *, prefix: bool = True,
+        snapshots: Snapshots | None = None,
+    ) -> None:  # fmt: skip
         if block_size < 1:
             raise InputError(f"block_size is {block_size}, but a block must hold at least 1 token.")
         if num_blocks < 1:
             raise CapacityError(f"The cache has {num_blocks} blocks, but it needs at least 1.")
         self.num_blocks = num_blocks
         self.block_size = block_size
+        self.snapshots = snapshots
+        """Where a state is kept, of groups that have one; None: behind each full block."""
         self.prefix = prefix
         """False: nothing is ever published or found."""
         self.eviction: Eviction = LRU() if eviction is None else eviction
@@ -129,7 +133,7 @@ class BlockPool:
             if self.refs[block]:
                 continue
             if self.hashes[block] is None:
-                self.free.append(block)
+                self._give(block)
             else:
                 self._park(block)
 
@@ -144,7 +148,8 @@ class BlockPool:
         """Enter a held, full, verified block in the index; `parent` is the name of the block before it, if any.
 
         When the same content is already there (two requests computed one prefix at the same time), the first stays and
-        this block remains private to its holders; it is replaced only by a block complete in more groups.
+        this block remains private to its holders; it is replaced only by a block complete in more groups, or by one
+        that has a state where it has none.
         """
         if not self.prefix:
             return
@@ -154,7 +159,7 @@ class BlockPool:
         if known == block:
             self.groups[block] |= groups
             return
-        if known is None or groups > self.groups[known]:
+        if known is None or groups > self.groups[known] or self._better(block, known, groups):
             if known is not None:
                 self.forget(known)
             self.index[name] = block
@@ -164,6 +169,10 @@ class BlockPool:
             if private:
                 self.private.add(block)
         self._ask(name, returns)
+
+    def _better(self, block: int, known: int, groups: frozenset[str]) -> bool:
+        kept = self.snapshots
+        return kept is not None and groups >= self.groups[known] and block in kept and known not in kept
 
     def find(self, name: bytes, groups: frozenset[str], returns: bool = False) -> int | None:
         """The block of that name with all `groups` complete, or None. Takes no reference."""
@@ -196,7 +205,13 @@ class BlockPool:
         self.private.discard(block)
         if block in self.evictable:
             self._unpark(block)
-            self.free.append(block)
+            self._give(block)
+
+    def _give(self, block: int) -> None:
+        """A block is free."""
+        if self.snapshots is not None:
+            self.snapshots.drop(block)
+        self.free.append(block)
 
     def _ask(self, name: bytes, returns: bool) -> None:
         tell = getattr(self.eviction, "tell", None)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from paceline.cache.blocks import PRIVATE_KEY, BlockPool, chain_hash, root_hash
 from paceline.cache.eviction import Eviction
 from paceline.cache.lease import Lease
+from paceline.cache.snapshots import Snapshots
 from paceline.cache.txn import Move, Txn
 from paceline.core.component import TARGET
 from paceline.core.errors import IntegrityError
@@ -31,13 +32,16 @@ class Cache:
         states: Iterable[str] = (),
         lagging: Iterable[str] = (),
         identity: bytes = b"",
+        snapshots: int | None = None,
     ) -> None:
         """`identity`, at most 64 bytes: of the model; it is at the root of the name of every block, so that blocks of
         two models never meet. `lagging`: those of `groups` that a shared prefix may lack, for they are computed from
         the tokens alone. `states`: those of `groups` that keep a state of each text, not only rows. It lies with each
         full block, so a shared prefix brings it along; between the ends of blocks only a group's last row has one,
-        and to rewind or fork goes back to such an end."""
-        self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix)
+        and to rewind or fork goes back to such an end. `snapshots`: how many of these states are kept at most (None:
+        one for each block); a prefix ends, then, where one is."""
+        kept = None if snapshots is None or not {*states} else Snapshots(snapshots, num_blocks)
+        self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix, snapshots=kept)
         self.groups = frozenset((TARGET, *groups))
         self.states, self.lagging = frozenset(states), frozenset(lagging)
         self.identity = identity
@@ -143,12 +147,16 @@ class Cache:
             txn.abort()
 
     def fork(self, lease: Lease) -> Lease:
-        """A second lease on the same full blocks. It ends at the last full block's end: what follows in the text has
-        to be computed again. An open Txn stays with the original."""
-        full = self._mine(lease).length // self.block_size
-        rows = full * self.block_size
+        """A second lease on the same full blocks. It ends at the last full block's end, in groups with a state
+        at one with a kept state: what follows in the text has to be computed again. An open Txn stays with the
+        original."""
+        behind = [value for group, value in lease.frontier.items() if group in self.states]
+        rows = self._mine(lease).length // self.block_size * self.block_size
+        if self.pool.snapshots is not None and self.states & lease.groups:
+            rows = lease.goes_on(min((rows, *behind)))
+        full = rows // self.block_size
         frontier = {group: min(value, rows) for group, value in lease.frontier.items()}
-        tokens, blocks, names = lease.tokens[:rows], lease.blocks[:full], list(lease.hashes)
+        tokens, blocks, names = lease.tokens[:rows], lease.blocks[:full], list(lease.hashes[:full])
         fork = Lease(self.pool, lease.root, frontier, tokens, blocks, names, lease.layout, states=self.states)
         fork.returns, fork.private = lease.returns, lease.private
         for block in fork.blocks:
@@ -160,6 +168,11 @@ class Cache:
         """Pool slots of the group's last row in each text: the states that are needed in addition to those of full
         blocks."""
         return [tip for lease in self._leases if (tip := lease.tip(group)) is not None]
+
+    def ends(self) -> list[int] | None:
+        """Pool slots of the ends of blocks whose states are kept in addition to `tips`; None: of all blocks."""
+        kept, size = self.pool.snapshots, self.block_size
+        return None if kept is None else [block * size + size - 1 for block in kept.blocks]
 
     def graft(self, lease: Lease, other: Lease, start: int, stop: int) -> list[Move]:
         """Append the rows start .. stop of another lease, in the groups that have them and keep no state, which would
@@ -223,8 +236,23 @@ class Cache:
             lease.blocks.append(block)
             names.append(name)
             lease.tokens.extend(chunk)
-        lease.frontier = {group: there.get(group, lease.length) for group in lease.frontier}
+        if self.pool.snapshots is not None and self.states & lease.groups:
+            self._shorten(lease, len(tokens), self.pool.snapshots)
+        lease.frontier = {group: min(there.get(group, lease.length), lease.length) for group in lease.frontier}
         lease.hashes = names[: min((lease.length, *lease.frontier.values())) // size]
+
+    def _shorten(self, lease: Lease, tokens: int, kept: Snapshots) -> None:
+        """A prefix ends where a state is kept. What is computed again leaves one where it parts from other texts, and
+        behind the last block that a text with the same beginning can share."""
+        found, rows = len(lease.blocks), lease.goes_on(lease.length)
+        full = rows // self.block_size
+        lease.marks = frozenset({found - 1, (tokens - 1) // self.block_size - 1})
+        self.pool.hits -= found - full
+        surplus = lease.blocks[full:]
+        del lease.blocks[full:], lease.tokens[rows:]
+        self.pool.release(reversed(surplus))
+        if full:
+            kept.use(lease.blocks[-1])
 
     def _mine(self, lease: Lease) -> Lease:
         if lease not in self._leases:

@@ -41,8 +41,10 @@ class Lease:
     layout: joined.Layout = ()
     """Positions of the tokens in a joined text (`Request.layout`)."""
     states: frozenset[str] = frozenset()
-    """Groups that keep a state of the text: it is known behind full blocks and behind the group's last row alone, so
-    the group can only be cut there."""
+    """Groups that keep a state of the text: it is known behind full blocks (`BlockPool.snapshots`: some of them) and
+    behind the group's last row alone, so the group can only be cut there."""
+    marks: frozenset[int] = frozenset()
+    """Blocks of the text behind which others may go on: their states are kept."""
     returns: int = 0
     """Tokens of the text that are asked for again soon, as the client says."""
     private: bool = False
@@ -91,6 +93,21 @@ class Lease:
         length = self.length if group == TARGET else self.frontier.get(group, 0)
         return self.slot(length - 1) if length else None
 
+    def goes_on(self, length: int) -> int:
+        """The most rows, up to `length`, behind which a state is kept."""
+        full, kept = length // self.pool.block_size, self.pool.snapshots
+        while kept is not None and full and self.blocks[full - 1] not in kept:
+            full -= 1
+        return full * self.pool.block_size
+
+    def reach(self, blocks: list[int]) -> None:
+        """The table grows by these blocks, of which no row is computed yet."""
+        kept = self.pool.snapshots if self.states & self.groups else None
+        for block in blocks:
+            self.blocks.append(block)
+            if kept is not None and (len(self.blocks) % kept.every == 0 or len(self.blocks) - 1 in self.marks):
+                kept.add(block)
+
     def trim(self) -> None:
         """Give back the blocks beyond what committed and reserved rows need, the last one first."""
         keep = self.pool.blocks_for(self.length + self.reserved)
@@ -124,17 +141,19 @@ class Lease:
         return chain_hash(parent, self.tokens[start:stop], joined.named(self.layout, start, stop))
 
     def cut(self, length: int) -> int:
-        """Forget committed rows from `length` on, or from the start of the block it falls into, where that is immutable
-        or the target has a state; return the length kept."""
+        """Forget committed rows from `length` on, or from the start of the block it falls into, where that is
+        immutable; where the target has a state, from the last row before it with one that is kept. Return the length
+        kept."""
         size = self.pool.block_size
-        inside = length < self.length and length % size
-        if inside and (TARGET in self.states or self.pool.immutable(self.blocks[length // size])):
+        if TARGET in self.states:
+            length = length if length == self.length else self.goes_on(length)
+        elif length < self.length and length % size and self.pool.immutable(self.blocks[length // size]):
             length -= length % size
         del self.tokens[length:]
-        del self.hashes[length // size :]
         for group, frontier in self.frontier.items():
             if frontier > length:
-                self.frontier[group] = length - (length % size if group in self.states else 0)
+                self.frontier[group] = self.goes_on(length) if group in self.states else length
+        del self.hashes[min((length, *self.frontier.values())) // size :]
         self.trim()
         return length
 

@@ -32,7 +32,11 @@ class Txn:
         self.open, self.layer = True, 0
         self.held: Any = None
         need = lease.pool.blocks_for(self.base + self.rows) - len(lease.blocks)
-        lease.blocks += lease.pool.allocate(need)
+        more = lease.pool.allocate(need)
+        if given or self.base:
+            lease.reach(more)
+        else:
+            lease.blocks += more  # held for a text that is to come
         lease.txn = self
         self.table = list(lease.blocks)
         self.slots = lease.slots(self.base, self.base + self.rows)

@@ -89,6 +89,10 @@ def info(engine: EngineArgs, *, as_json: bool, with_probe: bool = False) -> None
     typer.echo(f"Together they run in a memory of {size(least)} or more.")
     where = f"a memory of {size(room)}" if engine.memory else f"the {size(room)} that are free"
     typer.echo(f"Longest context in {where}: {longest:,} of {memory.max_len:,} tokens.")
+    if memory.states_of_one:
+        each = f"one lies with each block of {memory.block_size:,} tokens"
+        kept = each if memory.snapshots is None else f"{memory.snapshots:,} are kept for other texts"
+        typer.echo(f"A text's state takes {size(memory.states_of_one)}; {kept}.")
     for line in plans if problem is None else [problem, *plans]:
         typer.echo(line)
     console.print(ladder(drafters))

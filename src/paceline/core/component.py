@@ -132,14 +132,18 @@ class Lends(Protocol):
 
 class Keeps(Component, Protocol):
     """A component with recurrent layers: in addition to K/V, it keeps a state for all rows up to one, under the slot of
-    that row. There is one behind each full block, behind the latest row of each text, and behind the candidates of the
-    pass at work."""
+    that row. There is one behind each full block, or behind those that a budget of states keeps, behind the latest row
+    of each text, and behind the candidates of the pass at work."""
 
     state_bytes: int
     """Bytes of the state of one text."""
 
-    def keep(self, slots: "list[int]") -> None:
-        """Drop every state but those behind full blocks and behind the rows in these slots."""
+    def keep(self, slots: "list[int]", ends: "list[int] | None" = None) -> None:
+        """Drop every state but those behind the rows in these slots, and behind the rows in `ends`, where passes leave
+        one from now on; None: behind the last row of each block. With `ends`, `read` and `write` are of K/V alone."""
+
+    def blank(self, slots: "list[int]") -> None:
+        """Put states of zeros behind the rows in these slots, which were not computed."""
 
 
 class Narrows(Model, Protocol):

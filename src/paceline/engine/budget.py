@@ -129,10 +129,11 @@ def shape_of(options: Options, path: Path, draft: Path | None) -> BudgetShape:
     if blocks is None:
         models = [m for m in (memory.target, memory.draft) if m is not None]
         several = max(m.unit for m in models)  # blocks that fill whole units of every pool
-        each = sum(m.held(several, memory.block_size) for m in models) / several
+        each = sum(m.kv(several, memory.block_size) for m in models) / several
+        each += memory.states(1) if memory.state_limit is None else 0
         contexts = -(-memory.max_len // memory.block_size) * options.max_requests
         room = room_for_blocks(options.device, sum(m.weights for m in models), memory.target.scratch(rows, 1, rows))
-        blocks = max(1, min(int(room / each), contexts))
+        blocks = max(1, min(int((room - (memory.state_limit or 0)) / each), contexts))
     return BudgetShape(blocks, rows, rows, options.max_requests, MEMORIES[1])
 
 
@@ -171,7 +172,21 @@ def memory_of(options: Options, path: Path, draft: Path | None = None) -> Memory
     if options.draft_vocab is not None:
         spec, packing = (spec, packing) if draft is None else of(draft)
         rest += (packing.head or packing).size(wish_of(options.draft_vocab).size, spec.hidden)
-    return MemoryModel(target, drafts, longest, block_of(options.block_size, target, drafts), rest, held)
+    limit = state_limit(options.state_memory, target, drafts)
+    block = block_of(options.block_size, target, drafts) if limit is None else options.block_size
+    return MemoryModel(target, drafts, longest, block, rest, held, limit)
+
+
+def state_limit(memory: str | int | None, *models: Footprint | None) -> int | None:
+    """Bytes of whole states in `state_memory`. InputError where there is none, or no room for one."""
+    if memory is None:
+        return None
+    each = sum(model.state for model in models if model is not None)
+    if not each:
+        raise InputError("state_memory is given, but no layer of the model or its draft keeps a state; leave it out.")
+    if (count := parse_bytes(memory, "state_memory") // each) < 1:
+        raise InputError(f"state_memory is {memory}, but a text's state takes {each:,} bytes; give at least that.")
+    return count * each
 
 
 def block_of(size: int, *models: Footprint | None) -> int:
@@ -211,7 +226,7 @@ def tokenizer_bytes(file: Path) -> int:
     return min(entry.offset for entry in load_header(file).tensors.values() if entry.file == file)
 
 
-def parse_bytes(value: int | str) -> int:
+def parse_bytes(value: int | str, name: str = "memory") -> int:
     """Bytes from 1500000, "512M", "2G", "1.5GiB"."""
     if isinstance(value, int):
         return value
@@ -220,4 +235,4 @@ def parse_bytes(value: int | str) -> int:
     try:
         return int(float(text.removesuffix(unit)) * UNITS[unit])
     except (ValueError, OverflowError):
-        raise InputError(f"memory is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None
+        raise InputError(f"{name} is {value!r}, but it must be bytes such as 2G, 512M or 1500000.") from None

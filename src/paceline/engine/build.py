@@ -61,7 +61,7 @@ def build(options: Options) -> tuple[Engine, Text]:
         check_draft_vocab(options, pair)
         check_pair(name, options.verifier, provided(pair.draft, pair.kind) | ({"callable"} if user else set()))
         shape, pair = afforded(options, pair)
-        block = block_size_of(options, pair)
+        memory = memory_of(options, pair.model, pair.draft)
         with named_memory("while the model was loaded", LOADING_ADVICE):
             text, model = target(options, pair)
             components = drafting(options, pair, model, text)
@@ -73,7 +73,8 @@ def build(options: Options) -> tuple[Engine, Text]:
     config = EngineConfig.of(
         options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, draft_rows=shape.drafted,
         remember=shape.remember, settings=settings_of(options.drafter_settings),
-        drafter=name, nodes=fixed, block_size=block, **costs(options, model, components),
+        drafter=name, nodes=fixed, block_size=memory.block_size, snapshots=memory.snapshots,
+        **costs(options, model, components),
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
     check_defaults(text.defaults, pair.model, model.vocab_size)
@@ -190,11 +191,6 @@ def load_adapters(engine: Engine, text: Text, options: Options) -> None:
     if options.zoo:
         form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
         load_zoo(made, cast(Decoder, engine.model), text, options, Path(str(paths(options)[0])).name, form)
-
-
-def block_size_of(options: Options, pair: "Pair") -> int:
-    """Tokens of a block in an engine with this pair."""
-    return memory_of(options, pair.model, pair.draft).block_size
 
 
 def kv_files(options: Options) -> "BlockFiles":

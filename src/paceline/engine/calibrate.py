@@ -15,11 +15,13 @@ from time import perf_counter, process_time, time
 from typing import Any
 
 from paceline import __version__
+from paceline.core.component import TARGET
 from paceline.core.params import SamplingParams
 from paceline.core.plan import MinChance, Work
 from paceline.core.request import Request
 from paceline.core.rows import RowsBuilder
 from paceline.draft import DRAFTERS
+from paceline.engine.components import stateful
 from paceline.engine.drafters import AUTO, PLAIN_DRAFTER
 from paceline.engine.loop import Engine
 from paceline.engine.totals import Totals
@@ -198,8 +200,6 @@ def passes(engine: Engine, end: float) -> Iterator[tuple[Work, float]]:
     for requests, rows, context in sorted(kinds, key=lambda kind: kind[0] * kind[1]):
         if perf_counter() + REPEATS * each * requests * rows > end:
             return
-        if engine.cache.states:  # rows that were not computed have a state after full blocks alone
-            context = engine.cache.blocks_for(context) * engine.config.block_size
         if engine.cache.blocks_for(context + rows) * requests > engine.cache.room() or requests * rows > most:
             continue
         if context + rows > engine.model.max_len:
@@ -219,6 +219,8 @@ def timed(engine: Engine, requests: int, rows: int, context: int, scored: int) -
         taken = []
         for lease in leases:
             engine.cache.begin(lease, context, 0).commit([], [0] * context)
+        for keeper in stateful({TARGET: engine.model}).values():
+            keeper.blank([lease.slot(context - 1) for lease in leases])  # of rows that were not computed
         for _ in range(REPEATS):
             txns = [engine.cache.begin(lease, rows, 0) for lease in leases]
             builder = RowsBuilder()

@@ -34,6 +34,8 @@ def check_options(options: Options) -> None:
     check_layer_options(options)
     if options.substitute and not options.zoo:
         raise InputError("substitute is given, but there is no zoo whose layers it could be about; give both.")
+    if options.state_memory is not None and options.kv_disk is not None:
+        raise InputError("kv_disk keeps blocks with their states, and state_memory leaves most without; give one.")
     policy(options.eviction)
     check_length(options.length, options.drafter)
     schedules.check(options.schedule, options.order, options.tbt_target_ms, options.group_size, options.layer_groups)

@@ -47,7 +47,7 @@ def stateful(components: Mapping[str, Component]) -> dict[str, Keeps]:
 def keep(components: Mapping[str, Component], cache: Cache) -> None:
     """Drop the states that no text goes on from: of rejected rows, and of requests that are gone."""
     for name, component in stateful(components).items():
-        component.keep(cache.tips(name))
+        component.keep(cache.tips(name), cache.ends())
 
 
 def move(components: Mapping[str, Component], moves: Sequence[Move]) -> None:

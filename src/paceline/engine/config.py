@@ -36,6 +36,8 @@ class EngineConfig(StepOptions):
     each pass is a step."""
     draft_rows: int | None = None
     """Most drafted rows of a step, of all requests together; None: as many as the step has."""
+    snapshots: int | None = None
+    """Most states of texts that are kept for others to go on from; None: one for each block."""
     remember: int = 1 << 28
     """Bytes for what drafters remember of past texts."""
     settings: dict[str, float | str] = field(default_factory=dict)

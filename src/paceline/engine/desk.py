@@ -60,7 +60,7 @@ class Desk:
         forget = policy(config.eviction)(config.blocks)
         cache = Cache(
             config.blocks, config.block_size, groups=groups, prefix=config.prefix_cache, eviction=forget, states=states,
-            lagging=lagging, identity=identity,
+            lagging=lagging, identity=identity, snapshots=config.snapshots,
         )  # fmt: skip
         planner = Planner(table.decide, config.row_budget, table.taps, config.draft_rows, table.further)
         schedule = policies.policy(
@@ -363,7 +363,7 @@ class Desk:
     ) -> Txn | None:
         """Room for rows whose K/V comes from elsewhere; None where there is none, or it would not be kept. `known`:
         for those alone that the prefix cache lacks, from `Txn.base` on; None where it lacks none."""
-        if not tokens or not self.cache.pool.prefix:
+        if not tokens or not self.cache.pool.prefix or self.cache.pool.snapshots is not None:
             return None
         lease = self.cache.open([*tokens, 0] if known else [], groups, extra_key, layout)
         rows = len(tokens) - lease.length

@@ -10,9 +10,12 @@ from paceline.engine.identity import forms_of
 class BlockBytes:
     """Reads and writes the blocks of an engine's components. One thread owns it."""
 
-    def __init__(self, components: Mapping[str, Component]) -> None:
+    def __init__(self, components: Mapping[str, Component], whole: bool = True) -> None:
+        """`whole`: does each block have all that a text goes on from? Where it may lack a state, it never leaves here,
+        and none comes from elsewhere."""
         self.components = components
-        self.forms = forms_of(components)
+        self.groups = forms_of(components)
+        self.forms = self.groups if whole else {}
         """{group: name of what its K/V is} of the groups that have some."""
         self._sizes: dict[tuple[str, int], int] = {}
 
@@ -51,5 +54,5 @@ class BlockBytes:
             if pool.refs[block] > count:
                 continue
             slots = range(block * pool.block_size, (block + 1) * pool.block_size)
-            for group in self.forms:
+            for group in self.groups:
                 self.components[group].write(list(slots), bytes(self.size(group, len(slots))))

@@ -51,7 +51,7 @@ class Operations:
         self, session: Session, desk: Desk, drafters: DrafterPool, components: Mapping[str, Component]
     ) -> None:
         self.session, self.desk, self.drafters, self.components = session, desk, drafters, components
-        self.kv = BlockBytes(components)
+        self.kv = BlockBytes(components, whole=desk.cache.pool.snapshots is None)
         target = components[TARGET]
         self.origin = Origin(identity_of(target), target.vocab_size, "join" in target.abilities)
         self.transfers = Transfers(desk, self.kv, self.origin)

@@ -42,7 +42,10 @@ class StepOptions:
              "distribution."),
     ] = "exact"  # fmt: skip
     block_size: Annotated[
-        int, _serving("Tokens of a block of the K/V cache; more where a model keeps a large state with each.")
+        int,
+        _serving(
+            "Tokens of a block of the K/V cache; more where a model keeps a large state with each (see state_memory)."
+        ),
     ] = 16
     max_requests: Annotated[int, _serving("Most samples that are decoded at once; the others wait.")] = 64
     row_budget: Annotated[
@@ -210,6 +213,12 @@ class Options(StepOptions):
              "predicted to be fastest. Default: what weights and scratch take, and a K/V cache of up to a quarter of "
              "the free memory, no more than max_requests full contexts can use."),
     ] = None  # fmt: skip
+    state_memory: Annotated[
+        str | int | None,
+        _any("Bytes for the states of recurrent layers that other texts may go on from, such as 512M; those of texts "
+             "that run come in addition. The least shared and longest unused go first. Default: a state for each "
+             "block, and larger blocks where states are large."),
+    ] = None  # fmt: skip
     blocks: Annotated[int | None, _any("Blocks of the K/V cache. Default: as many as memory leaves room for.")] = None
     weights_cache: Annotated[
         bool,
@@ -257,6 +266,7 @@ class EngineOptions(TypedDict, total=False):
     layer_rule: str
     layer_counts: Path | str | None
     memory: str | int | None
+    state_memory: str | int | None
     blocks: int | None
     block_size: int
     max_requests: int

@@ -75,7 +75,13 @@ def say_memory(engine: Engine) -> None:
     line = f"Weights take {weights:.2f} GB; the K/V cache holds {tokens:,} tokens; the model's context is {context:,}."
     states = sum(it.state_bytes for it in stateful(engine.components).values())
     if states:
-        line += f" A text's state takes {states / 1e6:.1f} MB; one lies with each {engine.config.block_size:,} tokens."
+        line += f" A text's state takes {states / 1e6:.1f} MB; "
+        kept = engine.cache.pool.snapshots
+        line += (
+            f"one lies with each {engine.config.block_size:,} tokens."
+            if kept is None
+            else (f"{kept.limit:,} are kept for texts that go on from them, {kept.limit * states / 1e6:.1f} MB.")
+        )
     if tokens < context:
         line += f" No text can be longer than {tokens:,} tokens: give more memory or blocks, or take a smaller model."
     log.log(logging.WARNING if tokens < context else logging.INFO, "%s", line)

@@ -169,7 +169,7 @@ class Decoder:
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec, self.block_size = self.spec, block_size
-        self.allocate_states(blocks, block_size)
+        self.allocate_states(block_size)
         if self.graphs is not None:
             self.graphs.forget()
         self.pools = []
@@ -183,7 +183,7 @@ class Decoder:
                 attend.sinks = [it.sinks if isinstance(it, SelfAttention) else None for it in mixers]
             self.pools.append(attend)
 
-    def allocate_states(self, blocks: int, block_size: int) -> None:
+    def allocate_states(self, block_size: int) -> None:
         mine = weakref.ref(self)  # no circle, so that the weights go with the last user of this decoder
 
         def replay(scan: Scan) -> None:
@@ -191,7 +191,7 @@ class Decoder:
             assert decoder is not None, "states are used behind their decoder"
             decoder.replay(scan)
 
-        self.states = States(blocks, block_size, self.device, replay)
+        self.states = States(block_size, self.device, replay)
         for form in self.spec.recurrences:
             parts, record = layout_of(form, self.spec.hidden, self.compute)
             self.states.add(parts, record, self.compute)
@@ -216,8 +216,12 @@ class Decoder:
             if block.recurrence is not None:
                 block.recurrence.replay(scan)
 
-    def keep(self, slots: list[int]) -> None:
-        self.states.keep({*slots})
+    def keep(self, slots: list[int], ends: list[int] | None = None) -> None:
+        self.states.keep({*slots}, ends)
+
+    @torch.inference_mode()
+    def blank(self, slots: list[int]) -> None:
+        self.states.blank(slots)
 
     def read(self, slots: list[int]) -> bytes:
         at = torch.tensor(slots, device=self.device, dtype=torch.int64)

@@ -82,10 +82,6 @@ class Footprint:
     def kv(self, blocks: int, block_size: int) -> int:
         return -(-blocks * block_size // self.unit) * self.unit * self.slot
 
-    def held(self, blocks: int, block_size: int) -> int:
-        """Keys, values and states of these blocks."""
-        return self.kv(blocks, block_size) + blocks * self.state
-
     def scratch(self, rows: int, requests: int, length: int) -> int:
         """Maximum bytes that a pass takes in addition to logits, if no text is longer than `length`."""
         padded = (rows + PADDED_REQUEST_ROWS * min(requests, rows)) * length

@@ -185,7 +185,7 @@ class NativeDecoder(Decoder):
 
     def allocate(self, blocks: int, block_size: int) -> None:
         spec = self.spec
-        self.allocate_states(blocks, block_size)
+        self.allocate_states(block_size)
         dims = -(-spec.head_dim // 32) * 32
         shape = (-(-blocks * block_size // UNIT_SLOTS), self.model.kept, spec.kv_heads, UNIT_SLOTS // LANES)
         of = torch.int8 if self.packing.kv == "int8" else self.dtype

@@ -80,7 +80,6 @@ class NativeStates:
             pool.reach(most)
             records = states.reach(index, scan.places)
             at = [each.buffer_info()[0] for each in pool.addresses]
-            c.blocks, c.records = states.blocks, address(records)
-            c.tails, c.other_tails = address(pool.ends[0]), at[0]
-            if len(pool.ends) > 1:
-                c.matrices, c.other_matrices = address(pool.ends[1]), at[1]
+            c.records, c.tails = address(records), at[0]
+            if len(at) > 1:
+                c.matrices = at[1]

@@ -2,18 +2,19 @@
 
 A state stands for all rows of a text up to one, and is named by the pool slot of that row. It is known in two forms:
 
-    an *anchor*     the state itself, as large as it is: behind the last row of each block, where it lies with the block
-                    as K/V do, and behind the last given row of a pass
+    an *anchor*     the state itself, as large as it is: behind the last row of each block, or of those blocks that a
+                    budget of states has room for (`keep`), and behind the last given row of a pass
     a *record*      what one row brings to each layer, some numbers: behind each candidate, and behind the last given
                     rows. A state is that of the anchor before it, and the records since then, replayed
 
 A pass begins each text with the state of the row before its first one, and never writes that: it takes the anchor,
 and computes the recorded rows again, as if they were rows of its own (STree's activation replay, arXiv 2505.14969). It
 leaves records under the slots of its rows. To commit is then what it is for K/V: the accepted rows' slots are moved
-together. To roll back is nothing. Only the row that comes to lie at the end of a block gets its whole state at once:
-that block may be shared from then on. `keep` drops what no text goes on from.
+together. To roll back is nothing. Only the row that comes to lie at such an end gets its whole state at once: that
+block may be shared from then on. `keep` drops what no text goes on from.
 """
 
+import math
 from array import array
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
@@ -24,7 +25,6 @@ from torch import Tensor
 from paceline.core.errors import InputError, IntegrityError
 from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.rows import Rows
-from paceline.model import pages
 
 LAST = MAX_CANDIDATES + 1
 """Given rows that are recorded: a draft model's drafted tokens may be given ones, and of them any may be the last
@@ -33,33 +33,32 @@ Shape = tuple[int, ...]
 
 
 class StatePool:
-    """The states of one layer: `blocks` places with the blocks, and behind them places for other anchors, of which
-    there are as many as were ever needed at once. A state has parts: the last inputs of a convolution, a matrix."""
+    """The states of one layer: as many places as were ever needed at once. A state has parts: the last inputs of a
+    convolution, a matrix."""
 
-    def __init__(self, blocks: int, parts: Sequence[tuple[Shape, torch.dtype]], device: torch.device) -> None:
-        self.blocks, self.parts, self.device = blocks, tuple(parts), device
-        self.ends = [pages.tensor((blocks, *shape), dtype, device) for shape, dtype in parts]
+    def __init__(self, parts: Sequence[tuple[Shape, torch.dtype]], device: torch.device) -> None:
+        self.parts, self.device = tuple(parts), device
         self.tips: list[list[Tensor]] = []
-        """[place behind those of the blocks][part]"""
+        """[place][part]"""
         self.addresses = [array("Q") for _ in parts]
         """Addresses of each part of those."""
 
     @property
     def bytes(self) -> int:
         """Bytes of one state."""
-        return sum(end[0].numel() * end.element_size() for end in self.ends)
+        return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self.parts)
 
     def zeros(self) -> list[Tensor]:
         """The state that a text begins with."""
         return [torch.zeros(shape, dtype=dtype, device=self.device) for shape, dtype in self.parts]
 
     def take(self, place: int) -> list[Tensor]:
-        """The parts of a state; views, not copies."""
-        return [end[place] for end in self.ends] if place < self.blocks else self.tips[place - self.blocks]
+        """The parts of a state; not copies."""
+        return self.tips[place]
 
     def reach(self, place: int) -> None:
         """Make room for a state in this place."""
-        while place - self.blocks >= len(self.tips):
+        while place >= len(self.tips):
             self.tips.append(self.zeros())
             for each, part in zip(self.addresses, self.tips[-1]):
                 each.append(part.data_ptr())
@@ -180,14 +179,16 @@ Replay = Callable[[Scan], None]
 class States:
     """Where the states of a model's recurrent layers lie, by slots of the engine's pool."""
 
-    def __init__(self, blocks: int, block_size: int, device: torch.device, replay: Replay) -> None:
+    def __init__(self, block_size: int, device: torch.device, replay: Replay) -> None:
         """`replay`: computes recorded rows again where a whole state is needed outside a pass."""
-        self.blocks, self.block_size, self.device, self.replay = blocks, block_size, device, replay
+        self.block_size, self.device, self.replay = block_size, device, replay
         self.pools: list[StatePool] = []
         self.records: list[Tensor] = []
         """Records of each layer [places, numbers of a row]."""
         self.tips: dict[int, int] = {}
-        """{slot: place} of the anchors that lie with no block."""
+        """{slot: place} of the anchors."""
+        self.whole: set[int] | None = None
+        """Slots whose rows leave an anchor; None: the ends of all blocks."""
         self.known: dict[int, Record] = {}
         """{slot: record}"""
         self._free: list[int] = []
@@ -195,18 +196,22 @@ class States:
 
     def add(self, parts: Sequence[tuple[Shape, torch.dtype]], record: int, dtype: torch.dtype) -> None:
         """One more recurrent layer, whose state has these parts, and to which a row brings `record` numbers."""
-        self.pools.append(StatePool(self.blocks, parts, self.device))
+        self.pools.append(StatePool(parts, self.device))
         self.records.append(torch.zeros(0, record, dtype=dtype, device=self.device))
 
     def is_end(self, slot: int) -> bool:
         """Is this slot the last of its block?"""
         return slot % self.block_size == self.block_size - 1
 
+    def lasting(self, slot: int) -> bool:
+        """Does the row in this slot leave an anchor that stays?"""
+        return self.is_end(slot) if self.whole is None else slot in self.whole
+
     def chain(self, slot: int) -> tuple[int | None, list[int]]:
         """(slot of the anchor, None where the text begins; slots of the records since then, the oldest first) that the
         state behind the row in this slot is made of. Raises IntegrityError if it was not kept."""
         at, since = slot, list[int]()
-        while not self.is_end(at) and at not in self.tips:
+        while at not in self.tips:
             if at not in self.known:
                 raise IntegrityError(f"No state is kept behind the row in slot {slot}.")
             since.append(at)
@@ -218,12 +223,12 @@ class States:
 
     def place(self, slot: int) -> int:
         """Place of the anchor behind the row in this slot."""
-        return slot // self.block_size if self.is_end(slot) else self.tips[slot]
+        return self.tips[slot]
 
     def make(self, slot: int) -> int:
         """The place for an anchor behind the row in this slot."""
-        if not self.is_end(slot) and slot not in self.tips:
-            self.tips[slot] = self._free.pop() if self._free else self.blocks + len(self.tips)
+        if slot not in self.tips:
+            self.tips[slot] = self._free.pop() if self._free else len(self.tips)
         return self.place(slot)
 
     def make_record(self, slot: int, before: int | None) -> int:
@@ -247,16 +252,25 @@ class States:
         if places:
             pool[torch.tensor(places, device=self.device)] = rows.to(pool.dtype)
 
+    def blank(self, slots: Sequence[int]) -> None:
+        """Put zeros behind the rows in these slots."""
+        for slot in slots:
+            place = self.make(slot)
+            for pool in self.pools:
+                pool.put(place, pool.zeros())
+
     def drop(self, slot: int) -> None:
-        """Forget what is known behind this slot, unless it lies with a block."""
+        """Forget what is known behind this slot."""
         if slot in self.tips:
             self._free.append(self.tips.pop(slot))
         if slot in self.known:
             self._free_records.append(self.known.pop(slot).place)
 
-    def keep(self, slots: Collection[int]) -> None:
-        """Drop all but what the states behind these slots are made of."""
-        needed = set[int]()
+    def keep(self, slots: Collection[int], ends: Collection[int] | None = None) -> None:
+        """Drop all but what the states behind these slots are made of, and the anchors behind `ends`, where there are
+        some; None: behind the ends of all blocks. Rows in `ends` leave an anchor from now on."""
+        self.whole = None if ends is None else {*ends, *slots}
+        needed = {slot for slot in self.tips if self.lasting(slot)}
         for slot in slots:
             anchor, since = self.chain(slot)
             needed |= {*since, *([] if anchor is None else [anchor])}
@@ -267,33 +281,35 @@ class States:
 
     def move(self, source: Sequence[int], target: Sequence[int]) -> None:
         """What is known behind slots, from slot to slot, all read before any is written. A slot without leaves none."""
-        moved = dict(zip(source, target))
+        moved, settled = dict(zip(source, target)), set[int]()
         for s, t in moved.items():
-            if self.is_end(t) and (s in self.known or s in self.tips or self.is_end(s)):
+            if self.lasting(t) and (s in self.known or s in self.tips):
                 self.settle(s, t)
+                settled.add(t)
         taken = [(t, self.known.pop(s, None), self._lift(s)) for s, t in moved.items()]
         for t in moved.values():
-            self.drop(t)
+            if t not in settled:
+                self.drop(t)
+            elif t in self.known:
+                self._free_records.append(self.known.pop(t).place)
         for t, record, place in taken:
             if record is not None:
                 before = record.before
                 self.known[t] = Record(record.place, before if before is None else moved.get(before, before))
-            if place is not None and not self.is_end(t):
+            if place is not None and t not in settled:
                 self.tips[t] = place
             elif place is not None:
                 self._free.append(place)
 
     def _lift(self, slot: int) -> int | None:
-        """The place of the anchor behind a slot, which loses it; a copy of one that lies with a block."""
-        if not self.is_end(slot):
-            return self.tips.pop(slot, None)
-        return None
+        """The place of the anchor behind a slot, which loses it; None where that stays."""
+        return None if self.lasting(slot) else self.tips.pop(slot, None)
 
     def settle(self, slot: int, end: int) -> None:
         """Make the whole state behind the row in `slot`, for the end of a block that it is moved to."""
         anchor, since = self.chain(slot)
         begin = None if anchor is None else self.place(anchor)
-        place = end // self.block_size
+        place = self.make(end)
         if not since:
             for pool in self.pools:
                 pool.put(place, pool.zeros() if begin is None else [part.clone() for part in pool.take(begin)])
@@ -322,7 +338,7 @@ class States:
                 if row >= end - LAST:
                     kept.append(row)
                     left.append((slot, before))
-                if row == end - 1 or row == end - 1 - LAST or self.is_end(slot):
+                if row == end - 1 or row == end - 1 - LAST or self.lasting(slot):
                     whole[known + row - start] = slot
                 before = slot
             parents = list[int]()
@@ -333,7 +349,7 @@ class States:
                 self.drop(slot)
                 kept.append(end + rank)
                 left.append((slot, slots[end + parents[-1]] if parents[-1] >= 0 else before))
-                if self.is_end(slot):
+                if self.lasting(slot):
                     whole[known + segment.given + rank] = slot
             own += range(first + known, first + known + segment.rows)
             anchors = [(row, self.make(slot)) for row, slot in sorted(whole.items())]
@@ -349,17 +365,21 @@ class States:
     # -- as bytes ----------------------------------------------------------------------------------------------------
 
     def read(self, slots: Sequence[int]) -> bytes:
-        """States at the ends of blocks among these slots, layer by layer."""
-        places = [slot // self.block_size for slot in slots if self.is_end(slot)]
+        """States at the ends of blocks among these slots, layer by layer; zeros where none was left. Nothing where a
+        budget decides which there are."""
+        found = [self.tips.get(slot) for slot in self._ends(slots)]
+        states = [[pool.zeros() if place is None else pool.take(place) for place in found] for pool in self.pools]
+        parts = [part for each in states for part in zip(*each)]
         return b"".join(
-            end[places].cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            for pool in self.pools
-            for end in pool.ends
+            p.cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes() for part in parts for p in part
         )
+
+    def _ends(self, slots: Sequence[int]) -> list[int]:
+        return [slot for slot in slots if self.is_end(slot)] if self.whole is None else []
 
     def size(self, slots: Sequence[int]) -> int:
         """Bytes of what `read` returns."""
-        return sum(map(self.is_end, slots)) * sum(pool.bytes for pool in self.pools)
+        return len(self._ends(slots)) * sum(pool.bytes for pool in self.pools)
 
     def write(self, slots: Sequence[int], packed: bytes) -> None:
         """Put what `read` gave. InputError when the bytes are not of these blocks."""
@@ -368,11 +388,14 @@ class States:
                 f"The packed states have {len(packed)} bytes, but {self.size(slots)} are expected: they are another "
                 "model's, or of blocks of another size."
             )
-        at, places = 0, [slot // self.block_size for slot in slots if self.is_end(slot)]
+        at, places = 0, [self.make(slot) for slot in self._ends(slots)]
         for pool in self.pools:
-            for end in pool.ends:
-                size = len(places) * end[0].numel() * end.element_size()
-                if size:
-                    flat = torch.frombuffer(bytearray(packed[at : at + size]), dtype=end.dtype)
-                    end[places] = flat.view(len(places), *end.shape[1:]).to(self.device)
-                at += size
+            for place in places:
+                pool.reach(place)
+            for number, (shape, dtype) in enumerate(pool.parts):
+                size = math.prod(shape) * dtype.itemsize
+                for place in places:
+                    if size:
+                        flat = torch.frombuffer(bytearray(packed[at : at + size]), dtype=dtype)
+                        pool.take(place)[number].copy_(flat.view(shape))
+                    at += size

@@ -67,9 +67,7 @@ struct Recurrence {  // see model/recurrent.py. S of all heads is [heads][head_d
   const float *kernel, *conv_bias;      // [length][channels], the oldest first; [channels] or null
   const float *rate, *offset, *through; // [heads]; the last or null
   const float* norm;                    // [norm_rows][width / norm_groups], or null: gates alone
-  i64 blocks;                           // states that lie one behind the other: those of blocks; others have addresses
-  float *tails, *matrices;              // [blocks][length - 1][channels], [blocks] of S
-  float *const *other_tails, *const *other_matrices;
+  float *const *tails, *const *matrices;  // of each place: [length - 1][channels], S
   float* records;                       // [places][record]
 };
 

@@ -49,13 +49,8 @@ struct Recurrences : Mixtures {
 
   // -- where things lie --------------------------------------------------------------------------------------------------
 
-  static float* at(float* blocks, float* const* others, i64 count, i64 size, i64 place) {
-    return place < count ? blocks + place * size : others[place - count];
-  }
-  float* tail(const Recurrence& l, i64 place) const { return at(l.tails, l.other_tails, l.blocks, (l.length - 1) * l.channels, place); }
-  float* matrix(const Recurrence& l, i64 place) const {
-    return at(l.matrices, l.other_matrices, l.blocks, l.heads * l.head_dim * l.key_dim, place);
-  }
+  static float* tail(const Recurrence& l, i64 place) { return l.tails[place]; }
+  static float* matrix(const Recurrence& l, i64 place) { return l.matrices[place]; }
   // Row i of a text among those of the pass; below 0: it is replayed
   static i64 own(const ScanText& text, i64 i) { return i < text.known ? -1 : text.row + i - text.known; }
   // The row before row i of a text on its path; -1: the state that the text begins with

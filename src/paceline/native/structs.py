@@ -50,8 +50,7 @@ class CRecurrence(Structure):
         *integers("norm_groups", "norm_rows", "gate_first"),
         *doubles("low", "high"),
         *pointers("kernel", "conv_bias", "rate", "offset", "through", "norm"),
-        *integers("blocks"),
-        *pointers("tails", "matrices", "other_tails", "other_matrices", "records"),
+        *pointers("tails", "matrices", "records"),
     ]
 
 

@@ -70,6 +70,24 @@ class MemoryModel:
     held: int = 0
     """Bytes of a row that waits between two layers, 0 where none does; up to HELD copies of it exist at a time."""
 
+    state_limit: int | None = None
+    """Bytes of the states that lie with blocks, at most; None: one lies with each."""
+
+    def states(self, blocks: int) -> int:
+        """Bytes of the states that lie with these blocks."""
+        every = blocks * self.states_of_one
+        return every if self.state_limit is None else min(every, self.state_limit)
+
+    @property
+    def snapshots(self) -> int | None:
+        """Most states that lie with blocks; None: one with each."""
+        return None if self.state_limit is None else self.state_limit // self.states_of_one
+
+    @property
+    def states_of_one(self) -> int:
+        """Bytes of the states of one text."""
+        return sum(m.state for m in (self.target, self.draft) if m is not None)
+
     def parts(self, shape: BudgetShape) -> dict[str, int]:
         """Bytes by name; their sum is the peak while serving."""
         models = [m for m in (self.target, self.draft) if m is not None]
@@ -86,7 +104,7 @@ class MemoryModel:
         return {
             "weights": sum(m.weights for m in models),
             "kv": sum(m.kv(shape.blocks, self.block_size) for m in models) + slots * TEXT,
-            "states": shape.blocks * sum(m.state for m in models),
+            "states": self.states(shape.blocks),
             "logits": HEAP_SHARE * 4 * self.target.vocab * wide + CHUNK * chunk,
             "scratch": scratch,
             "rest": HOST + self.rest + shape.remember,

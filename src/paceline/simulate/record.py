@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from paceline.cache.blocks import BlockPool
 from paceline.cache.policies import policy
+from paceline.cache.snapshots import Snapshots
 from paceline.core import operations
 from paceline.core.component import TARGET
 from paceline.core.errors import InputError
@@ -69,7 +70,11 @@ def record(engine: "Engine", sink: Callable[[Event], object]) -> None:
     config = engine.config
     sink(setup(engine))
     engine.cache.pool = BlockPool(  # what start-up measured has left no trace in its order then
-        config.blocks, config.block_size, policy(config.eviction)(config.blocks), prefix=config.prefix_cache
+        config.blocks,
+        config.block_size,
+        policy(config.eviction)(config.blocks),
+        prefix=config.prefix_cache,
+        snapshots=None if engine.cache.pool.snapshots is None else Snapshots(config.snapshots or 0, config.blocks),
     )
     if engine.disk is not None:
         engine.disk.attach()
