@@ -107,7 +107,18 @@ CASES = {name: Case(name) for name in MORE} | {
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "lfm3", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe", "llama4", "cohere2_moe")
+VARIED = (
+    "deepseek",
+    "glm4_moe_lite",
+    "gemma4",
+    "sarvam_mla",
+    "youtu",
+    "hunyuan",
+    "apertus",
+    "phimoe",
+    "llama4",
+    "cohere2_moe",
+)
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
@@ -172,7 +183,11 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         ("nemotron_h", {"time_step_limit": [0.1, 0.5]}, "time_step_limit"),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm"),
         ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "alpha": 9.0}}, "alpha"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 9.0, "factor": 1.0}}, "alpha"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 9.0, "factor": 1.0}},
+            "alpha",
+        ),
         ("cohere2_moe", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
         ("cohere2_moe", {"expert_selection_fn": "sparsemax"}, "expert_selection_fn"),
         ("cohere2_moe", {"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy"),

@@ -63,7 +63,11 @@ def check(config: Any) -> None:
     width = check_heads(config) if attends else 0
     either = getattr(config, "rms_norm_eps", 1) is None and hasattr(config, "layer_norm_eps")  # which says what norms
     for name in EPS:
-        if hasattr(config, name) and not (either and name == "rms_norm_eps") and not 0 <= number(name, getattr(config, name)) < 1:
+        if (
+            hasattr(config, name)
+            and not (either and name == "rms_norm_eps")
+            and not 0 <= number(name, getattr(config, name)) < 1
+        ):
             refuse(name, getattr(config, name), "in [0, 1)")
     for name in POSITIVE_FIELDS:
         positive(name, getattr(config, name, None))

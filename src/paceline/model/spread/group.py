@@ -88,8 +88,8 @@ class SpreadMixture(Mixture):
 
 def spread_model(path: Path, table: RouteTable, dtype: str, max_len: int | None = None) -> Decoder:
     """Load a checkpoint whose experts are held by `table.devices` processes. Raises RefusalError for a model without
-    experts, or with a dense part next to them or weighed inputs, InputError for a table that is not its own, LostError where a process
-    ends."""
+    experts, or with a dense part next to them or weighed inputs, InputError for a table that is not its own, LostError
+    where a process ends."""
     if any(it.beside or it.weighs_inputs for it in read_config(path, max_len).mixtures):
         raise RefusalError(
             "expert_parallel takes no mixtures with a dense part, or whose weights multiply inputs; leave it out."

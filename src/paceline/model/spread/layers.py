@@ -96,7 +96,7 @@ class LayeredDecoder(Decoder):
 
     def allocate(self, blocks: int, block_size: int) -> None:
         self.block_size, self.pools = block_size, []
-        self.allocate_states(blocks, block_size)
+        self.allocate_states(block_size)
         self.group.allocate(blocks, block_size)
 
     def share_pool(self, other: Decoder) -> None:
