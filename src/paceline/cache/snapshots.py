@@ -12,7 +12,8 @@ class Snapshots:
     """
 
     def __init__(self, limit: int, blocks: int) -> None:
-        """`blocks`: of the pool; texts leave a state behind every n-th of theirs, so many that a full pool's fit."""
+        """Arguments: `limit` in states, at least 1, else InputError; `blocks` of the pool. Each text leaves a state
+        behind every n-th of its blocks, with n so that those of a full pool fit."""
         if limit < 1:
             raise InputError(f"The budget holds {limit} states, but it must hold at least 1.")
         self.limit, self.every = limit, -(-blocks // limit)
