@@ -51,10 +51,13 @@ one or two at a time; candidates of a draft keep what they bring to it, some kil
 read again in the next pass. One more lies with each block of the cache, whose size grows with the state until that is
 64 KiB a token at most (`--block-size` is the least size). So shared prefixes bring their state along, in whole blocks;
 to rewind or fork a text goes back to the end of a block and computes the rest again. The memory budget counts all of
-it. Every drafter that is not named below drafts for them, and a tree is verified in one pass: natively path by path,
-each row once; in PyTorch by the tree's own mask over decays (Mamba-2, STree) or one triangular solve (the gated delta
-rule). Drafters that run a part of the model's layers (`swift`, `early_exit`, `del`), and joins, are refused for such
-models.
+it. `--state-memory 2G` keeps no more states than fit in 2 GB, and leaves blocks as small as they are: behind every n-th
+block, behind the last block of a prompt, and where two texts part. When the budget is full, the one that was used
+longest ago goes, and one that several texts went on from stays longer. A prefix then ends where a state is kept. Such
+an engine keeps no K/V on disk, and reads a parked text again. Every drafter that is not named below drafts for them,
+and a tree is verified in one pass: natively path by path, each row once; in PyTorch by the tree's own mask over decays
+(Mamba-2, STree) or one triangular solve (the gated delta rule). Drafters that run a part of the model's layers
+(`swift`, `early_exit`, `del`), and joins, are refused for such models.
 
 Checkpoints of Qwen3-Next and Qwen 3.5 may bring a layer for further tokens along (`mtp.*`). It becomes the drafter
 `mtp`, which `auto` tries by itself; with a draft model it is left out, and that of EXAONE 4.5 always.
