@@ -13,7 +13,7 @@ from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
 from paceline.native.build import library
-from tests.oracle.cases import BLOCK, BLOCKS, LONG, Case, Oracle, load, text, write
+from tests.oracle.cases import BLOCK, BLOCKS, LLAMA3, LONG, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import FAMILIES, MORE
 
@@ -86,6 +86,17 @@ CASES = {name: Case(name) for name in MORE} | {
     "llama4-every-layer": Case(
         "llama4_text", {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1, "use_qk_norm": False}
     ),
+    "llama4-scout": Case(
+        "llama4_text",
+        {
+            "rope_parameters": {
+                **LLAMA3,
+                "rope_theta": 1e4,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 48,
+            }
+        },
+    ),
     "lfm3": Case("lfm3", {"layer_types": ["conv", "sliding_attention", "full_attention"]}),
     "lfm3-ungated": Case("lfm3", {"layer_types": ["conv", *SLIDING[1:]], "use_attention_gate": False}),
     "granitemoe_swa-bases": Case("granitemoe_swa", {"layer_rope_theta": [0, 1e4, 5e5], "shared_intermediate_size": 0}),
@@ -107,7 +118,18 @@ CASES = {name: Case(name) for name in MORE} | {
     "granite-biases": Case("granite", {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True}),
 }
 RECURRENT = ("lfm2", "lfm3", "mamba2", "bamba", "granitemoehybrid", "falcon_h1", "nemotron_h", "qwen3_next", "qwen3_5")
-VARIED = ("deepseek", "glm4_moe_lite", "gemma4", "sarvam_mla", "youtu", "hunyuan", "apertus", "phimoe", "llama4", "cohere2_moe")
+VARIED = (
+    "deepseek",
+    "glm4_moe_lite",
+    "gemma4",
+    "sarvam_mla",
+    "youtu",
+    "hunyuan",
+    "apertus",
+    "phimoe",
+    "llama4",
+    "cohere2_moe",
+)
 NATIVE = [name for name in MORE if not name.startswith((*RECURRENT, *VARIED))]
 
 
@@ -172,7 +194,11 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         ("nemotron_h", {"time_step_limit": [0.1, 0.5]}, "time_step_limit"),
         ("hyperclovax", {"use_post_norm": False}, "use_post_norm"),
         ("hunyuan_v1_dense", {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "alpha": 9.0}}, "alpha"),
-        ("llama", {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 9.0, "factor": 1.0}}, "alpha"),
+        (
+            "llama",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 9.0, "factor": 1.0}},
+            "alpha",
+        ),
         ("cohere2_moe", {"rms_norm_eps": 1e-5}, "rms_norm_eps"),
         ("cohere2_moe", {"expert_selection_fn": "sparsemax"}, "expert_selection_fn"),
         ("cohere2_moe", {"shared_expert_combination_strategy": "max"}, "shared_expert_combination_strategy"),

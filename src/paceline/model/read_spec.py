@@ -9,7 +9,16 @@ from paceline.core.errors import CheckpointError
 from paceline.model.checks import SIZES, UNBOUNDED_LEN, attends_somewhere, positive, whole
 from paceline.model.families import FAMILIES
 from paceline.model.family import Family, MambaFields, Mixed
-from paceline.model.read_attention import CHUNKED, STRETCH, by_layer, latent, latent_scale, unchunked, varied, widened_feed
+from paceline.model.read_attention import (
+    CHUNKED,
+    STRETCH,
+    by_layer,
+    latent,
+    latent_scale,
+    unchunked,
+    varied,
+    widened_feed,
+)
 from paceline.model.rope import rope, without_alpha, without_scales
 from paceline.model.spec import (
     Activation,
@@ -423,9 +432,7 @@ def rotated(config: Any, family: Family, kinds: Sequence[str]) -> list[bool]:
         windowed = family.unrotated == "no window" or bool(getattr(config, family.window))
         dense = family.rotated_dense and getattr(config, family.rotated_dense) == 1
         feeds = config.mlp_layer_types if dense else kinds
-        return [
-            kind == "sliding_attention" or not windowed or feed == "dense" for kind, feed in zip(kinds, feeds)
-        ]
+        return [kind == "sliding_attention" or not windowed or feed == "dense" for kind, feed in zip(kinds, feeds)]
     marks = getattr(config, family.unrotated, None) if family.unrotated else None
     return [bool(mark) for mark in marks] if marks else [True] * len(kinds)
 
