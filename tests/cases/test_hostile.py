@@ -297,7 +297,7 @@ CONFIGS: list[tuple[dict[str, Any], str]] = [
     ({"rope_parameters": {**YARN, "original_max_position_embeddings": 0}}, "original_max_position_embeddings"),
     ({"rope_parameters": {**LONG, "long_factor": [1.0], "short_factor": [1.0] * 4}}, "long_factor"),
     ({"rope_parameters": {**LONG, "long_factor": [0.0] * 4, "short_factor": [1.0] * 4}}, "long_factor"),
-    ({"rope_parameters": {**ROPE, "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.0, "high_freq_factor": 4.0,
+    ({"rope_parameters": {**ROPE, "rope_type": "llama3", "factor": 2.0, "low_freq_factor": 4.5, "high_freq_factor": 4.0,
                           "original_max_position_embeddings": 64}}, "low_freq_factor"),
     ({"head_dim": -8}, "head_dim"),
     ({"head_dim": 7}, "partial_rotary_factor"),

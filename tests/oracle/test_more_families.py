@@ -13,7 +13,7 @@ from paceline.model.families import FAMILIES as KNOWN
 from paceline.model.load import load_model
 from paceline.model.spec import Experts
 from paceline.native.build import library
-from tests.oracle.cases import BLOCK, BLOCKS, LONG, Case, Oracle, load, text, write
+from tests.oracle.cases import BLOCK, BLOCKS, LLAMA3, LONG, Case, Oracle, load, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.tiny import FAMILIES, MORE
 
@@ -85,6 +85,17 @@ CASES = {name: Case(name) for name in MORE} | {
     ),
     "llama4-every-layer": Case(
         "llama4_text", {"interleave_moe_layer_step": 1, "num_experts_per_tok": 1, "use_qk_norm": False}
+    ),
+    "llama4-scout": Case(
+        "llama4_text",
+        {
+            "rope_parameters": {
+                **LLAMA3,
+                "rope_theta": 1e4,
+                "high_freq_factor": 1.0,
+                "original_max_position_embeddings": 48,
+            }
+        },
     ),
     "lfm3": Case("lfm3", {"layer_types": ["conv", "sliding_attention", "full_attention"]}),
     "lfm3-ungated": Case("lfm3", {"layer_types": ["conv", *SLIDING[1:]], "use_attention_gate": False}),

@@ -127,8 +127,8 @@ def check_rope(params: Mapping[str, Any], width: int) -> None:
     if kind == "yarn" and params.get("rope_theta", 2.0) <= 1:
         refuse("rope_theta", params["rope_theta"], "above 1 for yarn")
     low, high = params.get("low_freq_factor"), params.get("high_freq_factor")
-    if low is not None and high is not None and not low < high:
-        refuse("low_freq_factor", low, f"below high_freq_factor ({high})")
+    if low is not None and high is not None and low > high:
+        refuse("low_freq_factor", low, f"at most high_freq_factor ({high})")
     if params.get("original_max_position_embeddings") is not None:
         least = 2 if kind == "longrope" else 1
         most = SIZES["max_position_embeddings"]

@@ -1,5 +1,6 @@
 """The family of a config.json, also of one that reads pictures or hears."""
 
+import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 from typing import Any
@@ -51,7 +52,9 @@ NEAREST = {
     **dict.fromkeys(("dbrx", "jetmoe", "grok", "arctic"), "mixtral"),
     "phi4_multimodal": "phi3",
     **dict.fromkeys(("aya_vision", "cohere2_vision"), "cohere2"),
-    **dict.fromkeys(("phi", "gpt2", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"),
+    **dict.fromkeys(
+        ("phi", "gpt2", "gpt_neo", "gpt_neox", "gpt_bigcode", "codegen", "gptj", "bloom", "mpt", "opt"), "starcoder2"
+    ),
     **dict.fromkeys(("baichuan", "falcon", "qwen", "olmo", "mllama", "minicpm"), "llama"),
     **dict.fromkeys(("internlm2", "internvl_chat"), "internlm3"),
     **dict.fromkeys(("minimax", "minimax_text_01", "minimax_m1", "minimax_m3_vl_text"), "minimax_m2"),
@@ -59,6 +62,14 @@ NEAREST = {
     **dict.fromkeys(("kimi_linear", "qwen4_exp", "olmo_hybrid"), "qwen3_next"),
     **dict.fromkeys(("glm_moe_dsa", "glm4v_moe"), "glm4_moe"),
     **dict.fromkeys(("jamba", "zamba", "zamba2", "nemotron_nas"), "nemotron_h"),
+    **dict.fromkeys(("laguna", "mimo_v2_flash"), "afmoe"),
+    **dict.fromkeys(("axk1", "axk2"), "deepseek_v3"),
+    "bailing_hybrid": "qwen3_next",
+    **dict.fromkeys(("bitnet", "diffllama", "nanochat", "persimmon"), "llama"),
+    **dict.fromkeys(("aria", "aria_text"), "mixtral"),
+    **dict.fromkeys(("paligemma", "t5gemma2", "recurrent_gemma", "diffusion_gemma"), "gemma2"),
+    "paddleocr_vl": "ernie4_5",
+    **dict.fromkeys(("lighton_ocr", "janus", "molmo2", "ovis2"), "qwen3"),
     **dict.fromkeys(("mamba", "falcon_mamba", "rwkv", "xlstm"), "mamba2"),
 }
 """The nearest family that is served, of model types whose name is nearer to another's."""
@@ -106,6 +117,11 @@ def without_ahead(outer: str, text: dict[str, Any], config: Mapping[str, Any]) -
     return text
 
 
+def stem(kind: str) -> str:
+    """The letters that a model type begins with: those of a line of models have the same."""
+    return re.split("[^a-z]", kind, maxsplit=1)[0]
+
+
 def family_of(config: Mapping[str, Any]) -> Family:
     """The family of a raw config.json; CheckpointError names what is refused and why."""
     kind = config.get("model_type")
@@ -124,7 +140,7 @@ def family_of(config: Mapping[str, Any]) -> Family:
             "is served; download it again, or use a checkpoint of text alone."
         )
     named = NEAREST.get(str(kind))
-    near = [named] if named else get_close_matches(str(kind), FAMILIES, 1, 0.5)
+    near = [named] if named else get_close_matches(str(kind), [it for it in FAMILIES if stem(it) == stem(str(kind))], 1)
     nearest = f"the nearest that is served is {near[0]}; " if near else ""
     supported = f"{nearest}supported model types are {', '.join(FAMILIES)}"
     if "moe" in str(kind) or any(config.get(f) not in (None, 0, 1) for f in COUNTS):

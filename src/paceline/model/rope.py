@@ -92,6 +92,8 @@ def llama3(params: Params, periods: Tensor, trained_len: int, max_len: int) -> t
     inverse = 1.0 / periods
     wave = 2 * math.pi / inverse
     stretched = torch.where(wave > original / low, inverse / factor, inverse)
+    if low == high:  # Llama 4 Scout: none lie between
+        return stretched, 1.0
     smooth = (original / wave - low) / (high - low)
     between = (1 - smooth) * stretched / factor + smooth * stretched
     medium = (wave >= original / high) & (wave <= original / low)
