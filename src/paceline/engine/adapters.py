@@ -110,8 +110,11 @@ class Adapters:
     @property
     def bytes(self) -> int:
         """What all adapters in memory take."""
-        if not (self.named or self.leaving):
-            return 0
+        return self._held if self.named or self.leaving else 0
+
+    @property
+    def _held(self) -> int:
+        """Bytes of all slots, with that of an adapter that is being installed."""
         return sum(self.table.bytes.values()) + (0 if self.drafts is None else self.drafts.bytes)
 
     @property
@@ -370,7 +373,12 @@ class Adapters:
         slot = next(number for number in range(1, self.most + 2) if number not in taken)
         try:
             size = self._put(slot, weights)
-            while self.memory is not None and self.bytes > self.memory:
+            if self.memory is not None and size > self.memory:  # no other one leaves memory for it
+                raise CapacityError(
+                    f"There is no room for the adapter {it.name!r}: it takes {size:,} bytes, but all adapters together "
+                    f"may take {self.memory:,}; raise lora_memory to {size:,} or more."
+                )
+            while self.memory is not None and self._held > self.memory:
                 why = f"it takes {size:,} bytes, and adapters may take {self.memory:,}"
                 here.remove(self._make_room(here, it.name, why))
         except Exception:  # a part of it may be there already
