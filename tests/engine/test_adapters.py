@@ -284,8 +284,30 @@ def test_where_all_are_in_use_a_request_waits(models: Callable[[str], dict[str, 
         assert not made.running and not engine.session.requests
         with pytest.raises(InputError, match="no adapter 'n3'"):
             engine.submit(PROMPT, wishes[3].resolve({}))
-    with pytest.raises(CapacityError, match="lora_memory"):
-        LLM(at["base"], dtype="float32", lora=paths, lora_memory=10, **SMALL)
+
+
+def test_memory_of_adapters_is_a_limit(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
+    """It holds for the first one, too; one that never fits puts no other one out; lost files are no path in an answer."""
+    at = models("llama")
+    with pytest.raises(CapacityError, match="lora_memory to"):
+        LLM(at["base"], dtype="float32", lora={"a": at["a"]}, lora_memory=10, **SMALL)
+    with LLM(at["base"], drafter="none", dtype="float32", lora={"a": at["a"]}, **SMALL) as llm:
+        one = llm.engine.session.adapters.bytes
+    lost = make_adapter(tmp_path / "lost", at["base"], 8)
+    big = make_adapter(tmp_path / "big", at["base"], 9, rank=16)
+    with LLM(
+        at["base"], drafter="none", dtype="float32", lora={"lost": lost, "a": at["a"]}, lora_memory=one, **SMALL
+    ) as llm:
+        made = llm.engine.session.adapters
+        with pytest.raises(CapacityError, match="There is no room"):
+            made.enter("big", big, made.read(big))
+        held = [name for name, it in made.named.items() if it.slot]
+        assert len(held) == 1 and made.bytes <= one
+        shutil.rmtree(lost)
+        texts(llm, replace(GREEDY, adapter="a"))
+        with pytest.raises(adapters.LostAdapterError, match="'lost' has left memory") as caught:
+            texts(llm, replace(GREEDY, adapter="lost"))
+        assert str(tmp_path) not in str(caught.value)
 
 
 def test_nobody_starves_behind_adapters_that_are_always_in_use(

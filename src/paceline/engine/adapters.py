@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from paceline.core.errors import CapacityError, InputError, PacelineError, RefusalError
+from paceline.core.errors import CapacityError, CheckpointError, InputError, PacelineError, RefusalError
 from paceline.core.request import Request
 from paceline.engine.own_drafts import OwnDrafts, with_own
 from paceline.engine.zoo import MOST_CHAINS, Zoo
@@ -51,6 +51,10 @@ class TableOfSlots(Protocol):
 
 class NoAdapterError(InputError):
     """No adapter has this name, or none has it any more."""
+
+
+class LostAdapterError(CheckpointError):
+    """An adapter has left memory, and its files cannot be read again."""
 
 
 class AdapterWaitError(CapacityError):
@@ -295,7 +299,7 @@ class Adapters:
 
     def _ready(self, found: LoadedAdapter, tenant: str) -> tuple[str, str, int]:
         if not found.slot:
-            weights = self.read(found.path, found.draft)
+            weights = self._again(found)
             if weights.digest != found.digest:
                 log.info("The adapter %s has changed at %s; its new version is served.", found.name, found.path)
                 found.digest, found.rank = weights.digest, weights.rank
@@ -303,6 +307,17 @@ class Adapters:
         self._uses += 1
         found.used = self._uses
         return kv_name(tenant, found.digest), found.digest, found.slot
+
+    def _again(self, found: LoadedAdapter) -> LoraWeights | ChainWeights:
+        """The weights of an adapter that has left memory. The log alone says where its files are."""
+        try:
+            return self.read(found.path, found.draft)
+        except (CheckpointError, RefusalError, InputError) as error:
+            log.warning("The adapter %s cannot be read again: %s", found.name, error)
+            raise LostAdapterError(
+                f"The adapter {found.name!r} has left memory for others, and its files cannot be read again; load it "
+                "again, or unload it. The server's log says why."
+            ) from None
 
     def hold(self, request: Request) -> None:
         """A request was admitted, or has its adapter now."""

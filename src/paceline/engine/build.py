@@ -187,7 +187,8 @@ def load_adapters(engine: Engine, text: Text, options: Options) -> None:
     for name, (path, draft) in loras_of(options.lora).items():
         made.enter(name, path, made.read(path, draft), draft=draft)
     if made.named:
-        log.info("adapters: %s in %s bytes", ", ".join(made.named), f"{made.bytes:,}")
+        here, names = sum(it.slot > 0 for it in made.named.values()), ", ".join(made.named)
+        log.info("adapters: %s; %d of %d in memory, %s bytes", names, here, len(made.named), f"{made.bytes:,}")
     if options.zoo:
         form = {**form_of(options, options.quantize), "max_len": options.max_model_len}
         load_zoo(made, cast(Decoder, engine.model), text, options, Path(str(paths(options)[0])).name, form)

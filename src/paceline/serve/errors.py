@@ -13,7 +13,7 @@ from starlette.exceptions import HTTPException
 
 from paceline.core.errors import BusyError, LostError, PacelineError
 from paceline.core.grammar import MOST_DEPTH
-from paceline.engine.adapters import NoAdapterError
+from paceline.engine.adapters import LostAdapterError, NoAdapterError
 from paceline.engine.door import DOOR
 from paceline.serve.protocol import PARAMETERS, REQUESTS, Message, Speculation
 from paceline.serve.reasoning_wire import ReasoningWish
@@ -90,6 +90,8 @@ def as_api_error(error: BaseException) -> ApiError:
             return ApiError(503, str(error), code="engine_lost", headers={"Retry-After": "5"})
         case NoAdapterError():  # it was unloaded since the request named it
             return ApiError(404, str(error), param="model", code="model_not_found")
+        case LostAdapterError():
+            return ApiError(503, str(error), param="model", code="adapter_lost")
         case PacelineError():
             return ApiError(400, str(error), param=blamed(str(error)))
         case HTTPException():
