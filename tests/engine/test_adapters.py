@@ -287,7 +287,7 @@ def test_where_all_are_in_use_a_request_waits(models: Callable[[str], dict[str, 
 
 
 def test_memory_of_adapters_is_a_limit(models: Callable[[str], dict[str, Path]], tmp_path: Path) -> None:
-    """It holds for the first one, too; one that never fits puts no other one out; lost files are no path in an answer."""
+    """It holds for the first one, too; one that never fits puts no other one out; an answer names no lost file."""
     at = models("llama")
     with pytest.raises(CapacityError, match="lora_memory to"):
         LLM(at["base"], dtype="float32", lora={"a": at["a"]}, lora_memory=10, **SMALL)
