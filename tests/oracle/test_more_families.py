@@ -208,6 +208,11 @@ def test_what_is_not_served_is_named(tmp_path: Path) -> None:
         ("afmoe", {"score_func": "softmax"}, "score_func"),
         ("afmoe", {"n_group": 2}, "n_group"),
         ("llama4_text", {"floor_scale": 0}, "floor_scale"),
+        ("hy_v3", {"route_norm": False}, "route_norm"),
+        ("hy_v3", {"qk_norm": False}, "qk_norm"),
+        ("hy_v3", {"moe_router_use_sigmoid": False}, "moe_router_use_sigmoid"),
+        ("hy_v3", {"moe_router_enable_expert_bias": False}, "moe_router_enable_expert_bias"),
+        ("flex_olmo", {"clip_qkv": 0.01}, "clip_qkv"),
         ("granite_swa", {"layer_rope_theta": [1e4]}, "3 layers' rotations"),
     ],
 )

@@ -245,6 +245,12 @@ MIXED_FAMILIES: dict[str, Family] = {
         out_bias="attention_bias",
         qk_norm=True,
         refused=("mlp_bias",),
+        only={
+            "route_norm": True,
+            "qk_norm": True,
+            "moe_router_use_sigmoid": True,
+            "moe_router_enable_expert_bias": True,
+        },
         beyond="num_nextn_predict_layers",
         experts=replace(SIGMOID_EXPERTS, scale="router_scaling_factor", kinds="mlp_layer_types"),
     ),
@@ -332,6 +338,7 @@ MIXED_FAMILIES: dict[str, Family] = {
         out_bias="attention_bias",
         qk_norm=True,
         whole_norm=True,
+        refused=("clip_qkv",),
         experts=Mixed(width="intermediate_size"),
     ),
     "deepseek_v2": Family(

@@ -87,7 +87,9 @@ def headings(header: Sequence[str], place: str) -> dict[str, str]:
                 f"{place} has no column {wanted}; expected are {', '.join(QUANT_COLUMNS)}. Write them above the prices."
             )
         if wanted in QUANT_COLUMNS and len(alike) > 1:
-            raise ValueError(f"{place} has several columns {wanted} ({', '.join(alike)}); keep those of one asset.")
+            raise ValueError(
+                f"{place} has several columns {wanted} ({', '.join(alike)}); keep one, under the name {wanted}."
+            )
         if alike:
             found[wanted] = alike[0]
     return found
@@ -115,8 +117,11 @@ def with_headings(table: TextTable) -> TextTable:
     high, low and close. Others as they are, also where high and low are not what their places say."""
     if table.header[:2] != ("column1", "column2") or len(table.header) < 5:
         return table
-    clock = all(re.fullmatch(r"\d\d:\d\d(:\d\d)?", row[1]) for row in table.rows)
-    rows = tuple((f"{row[0]} {row[1]}", *row[2:]) for row in table.rows) if clock else table.rows
+    clock = all(re.fullmatch(r"\d?\d:\d\d(:\d\d)?", row[1]) for row in table.rows)
+    times = [row[1] if row[1][2] == ":" else f"0{row[1]}" for row in table.rows] if clock else []
+    rows = (
+        tuple((f"{row[0]} {at}", *row[2:]) for row, at in zip(table.rows, times, strict=True)) if clock else table.rows
+    )
     header = ("datetime", *QUANT_COLUMNS, *table.header[6 if clock else 5 :])
     for row in rows:
         prices = [number(cell) for cell in row[1:5]]

@@ -37,8 +37,8 @@ def text_of(path: Path) -> str:
     try:
         raw = path.read_bytes()
         encoding = tokenize.detect_encoding(io.BytesIO(raw).readline)[0] if path.suffix == ".py" else "utf-8-sig"
-        return raw.decode(encoding).replace("\r\n", "\n")
-    except (OSError, UnicodeDecodeError, SyntaxError) as error:
+        return raw.decode(encoding).replace("\r\n", "\n").replace("\r", "\n")
+    except (OSError, UnicodeError, LookupError, SyntaxError) as error:
         raise CutError(
             f"{path} cannot be read as UTF-8 text ({error}); save it as UTF-8, or name its encoding in the first line."
         ) from error
