@@ -41,7 +41,7 @@ def test_a_config_alone(name: str, tmp_path: Path) -> None:
         assert CONFIGS[name]["model_type"] in told.output
         return
     assert told.exit_code == 0, told.output
-    found = json.loads(told.output)
+    found = json.loads(told.stdout)
     assert found["parameters"] == pytest.approx(1e9 * BILLIONS[name], rel=0.04)
     inner = CONFIGS[name].get("text_config", CONFIGS[name])  # a tied table lies there twice, as rows and as a head
     tied = CONFIGS[name].get("tie_word_embeddings", "gemma" in name) * inner["vocab_size"] * inner["hidden_size"]
