@@ -37,7 +37,9 @@ layers read those of others, so drafters that leave layers out are refused for i
 
 In a mixture of experts each expert's weights are read once a pass, for all rows that use it; its router stays in
 float32. `ministral3` and `mistral4` are served up to the length of their first training, where their rule for longer
-texts changes nothing, and so are rotations that are scaled as a text grows (`dynamic`: InternLM 3). `phimoe` is rotated
+texts changes nothing, and so are rotations that are scaled as a text grows (`dynamic`: InternLM 3). `llama4` is served
+up to one chunk of its attention (8191 tokens of the published models), where neither chunks nor its rule for longer
+texts change anything. `phimoe` is rotated
 by its long factors unless `--max-model-len` is at most the length of its first training, as its authors' code has it
 for long texts; transformers takes the short ones at any length, so its results differ there. `kimi_k2` is `deepseek_v3`
 under another name. A setting or a tensor that would change the text is used or refused, never left out in silence.

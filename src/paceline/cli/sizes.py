@@ -41,6 +41,7 @@ def sizes(path: Path) -> dict[str, Any]:
         except RefusalError:
             taken[name] = None
     tables = spec.vocab * spec.hidden * (1 if spec.tied else 2) + token_numbers(spec) + absorbed_numbers(spec)
+    tables -= repeated_gates(spec)
     each = [[o * i for o, i in layer_matrices(spec, layer)] for layer in spec.layers]
     return {
         "family": spec.family,
@@ -51,6 +52,12 @@ def sizes(path: Path) -> dict[str, Any]:
         "weight_bytes": taken,
         "kv_bytes_per_token": kv_bytes(spec, form("bfloat16", None, "cpu")),
     }
+
+
+def repeated_gates(spec: "ModelSpec") -> int:
+    """Weights of gates that a checkpoint has once for a head, and memory once for each of its numbers."""
+    many = len(spec.attentions) * spec.heads * (spec.head_dim - 1) * spec.hidden
+    return many if spec.gated_attention and spec.head_gates else 0
 
 
 def idle(spec: "ModelSpec") -> int:
