@@ -12,11 +12,11 @@ import pytest
 pytest.importorskip("libcst", reason="the extra apps is not installed")
 
 from paceline.apps.common.client import AppClient
-from paceline.apps.common.sandbox import unavailable
+from paceline.apps.common.sandbox import AppLimits, unavailable
 from paceline.apps.selfpico.box import dummies
 from paceline.apps.selfpico.cut import PICO_SCRIPTS, SEEDED, scripts
 from paceline.apps.selfpico.emit import standalone
-from paceline.apps.selfpico.fragment import PicoRunner, Ran
+from paceline.apps.selfpico.fragment import ENDLESS, PicoRunner, Ran
 from paceline.apps.selfpico.predict import Guess, Hole, Nothing, Ordered, PicoModel, Types, usual_order
 from paceline.apps.selfpico.sources import gathered
 from paceline.apps.selfpico.study import Study
@@ -224,9 +224,30 @@ def test_each_type_has_a_value_of_that_type(kind: str) -> None:
     assert seen in (kind, stand_ins.get(kind), "List")
 
 
+def test_a_loop_without_end_is_left_and_what_nobody_calls_still_runs() -> None:
+    source = "import time\ndef f():\n    return 1\nwhile True:\n    time.sleep(60)\n"
+    runner = PicoRunner(Ordered(usual_order, "without the model"), 3, calls=True)
+    result = asyncio.run(runner.run("fragment", source))
+    assert (result.stopped, result.end, result.share, result.runs) == (ENDLESS, None, 1, 1)
+
+
 def test_limits_end_a_fragment_and_keep_its_lines() -> None:
-    result = ran("x = 1\nwhile True:\n    x += 1\n", Nothing())
-    assert result.stopped in ("cpu", "time") and result.ran == {1, 2, 3}
+    source = "x = 1\nsum(range(10**12))\nx = 2\n"
+    result = asyncio.run(PicoRunner(Nothing(), 1, AppLimits(cpu_s=2)).run("fragment", source))
+    assert result.stopped in ("cpu", "time") and result.ran == {1, 2}
+
+
+def test_what_is_unknown_has_as_many_items_as_it_is_unpacked_to(tmp_path: Path) -> None:
+    source = (
+        "X, y = load()\na, (b, c) = pair()\n*first, last = things()\nd, *e, f = more\n"
+        "for k, v in table.items():\n    print(len(first), len(e))\nprint([p for p, q, r in rows], len([*rows]))\n"
+    )
+    result = ran(source, Types(lambda hole, fragment: "Object"))
+    assert (result.share, result.end, result.output[:4]) == (1, None, "0 0\n")
+    path = tmp_path / "runnable.py"
+    path.write_text(standalone(result))
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=60)
+    assert done.stdout.startswith("0 0\n"), done.stderr
 
 
 def test_what_a_models_code_tries_is_kept_from_happening_and_reported() -> None:

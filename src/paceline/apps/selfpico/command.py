@@ -179,7 +179,8 @@ def said_of(ran: Ran) -> list[str]:
         return [f"{ran.name}: {ran.problem}"]
     errors = [f"  line {f.line}: {f.error}: {f.message}" + (" (the fragment's own)" if f.sure else "")
               for f in sorted(ran.findings, key=lambda f: not f.sure)]  # fmt: skip
-    return [f"{ran.name}: {len(ran.ran)} of {len(ran.lines)} lines ran", *errors]
+    stopped = f"; stopped: {ran.stopped}" if ran.stopped else ""
+    return [f"{ran.name}: {len(ran.ran)} of {len(ran.lines)} lines ran{stopped}", *errors]
 
 
 def emitted(ran: Ran, path: Path) -> str:

@@ -35,7 +35,13 @@ STAND_IN = """class StandIn:
         real = any(isinstance(each, type) and issubclass(each, StandIn) for each in bases)
         first = next(each for each in bases if isinstance(each, StandIn))
         return (StandIn,) if first is self and not real else ()
-    def __iter__(self): return iter([StandIn()])
+    def __iter__(self):  # as many as `a, b = unknown` takes, else one
+        frame = sys._getframe(1)
+        code, at = frame.f_code.co_code, frame.f_lasti
+        name, count = dis.opname[code[at]], code[at + 1]
+        more = code[at - 1] if code[at - 2] == dis.EXTENDED_ARG else 0
+        wanted = {{"UNPACK_SEQUENCE": count, "UNPACK_EX": count + more}}.get(name, 1)
+        return iter([StandIn() for _ in range(wanted)])
     def __next__(self): raise StopIteration
     def __len__(self): return 1
     def keys(self): return ["a"]
@@ -190,7 +196,7 @@ def standalone(ran: Ran) -> str:
     packaged = within_package(text)
     absent = sorted({*ran.absent, *([RELATIVE_TO.partition(".")[0]] if packaged else [])})
     lines += dict.fromkeys(statement for each in ran.found for statement in each.imports)
-    lines += [*(["import importlib.machinery", "import sys", "import types"] if absent else []), ""]
+    lines += ["import dis", "import sys", *(["import importlib.machinery", "import types"] if absent else []), ""]
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
         lines.append(ABSENT_FINDER.format(modules=absent))
@@ -199,7 +205,6 @@ def standalone(ran: Ran) -> str:
     code = [str(p.guess["code"]) for p in ran.puts if p.guess.get("code")]
     lines += [*dict.fromkeys(code)]
     if argv := argv_of(ran, text):
-        lines += [] if "import sys" in lines else ["import sys"]
         lines.append(f"sys.argv[1:] = sys.argv[1:] or {argv!r}")
     places = {each.name: each.kind for each in ran.found if each.kind in ("file", "folder")}
     endless = {each.name for each in ran.found if each.kind == "late"}

@@ -92,6 +92,7 @@ class EndEvent(Said):
     error: Short | None
     message: Short
     line: int | None
+    endless: bool
 
 
 PicoEvent = Annotated[

@@ -31,6 +31,7 @@ PICO_BOX = Path(__file__).parent / "box"
 PICO_LIMITS = AppLimits(wall_s=30, cpu_s=8, memory_mb=512, processes=16, disk_mb=16)
 PICO_ANSWERS = b"1\n" * 200
 """What the fragment reads of standard input, as `input()` does."""
+ENDLESS = "a loop does not end"
 OWN = "own"
 """Stands in an order for the value that a predictor writes itself."""
 READ_OF_STDIN = {"call:input", "attribute:stdin", "name:stdin", "attribute:argv", "name:argv"}
@@ -93,7 +94,8 @@ class PicoFound:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """What became of a fragment. `stopped` names the limit that ended it; `problem` says why it could not start."""
+    """What became of a fragment. `stopped` names the limit that ended it, of the sandbox or ENDLESS; `problem` says why
+    it could not start."""
 
     name: str
     source: str
@@ -309,7 +311,7 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome, give
         problem = f"{problem} {strange} lines of its report are not the runtime's and were not used.".strip()
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
     ended = end["error"] if end else None
-    stopped = None if end else outcome.limit  # after its end only what nobody calls was stopped
+    stopped = (ENDLESS if end["endless"] else None) if end else outcome.limit
     return Ran(name, source, program.lines, ran, puts, tuple(findings), ended, stopped, attempts, 1,
                outcome.text[:2000], problem, tuple(found),
                tuple(e["name"] for e in events if e["event"] == "module"))  # fmt: skip

@@ -66,7 +66,7 @@ def page(ran: Ran) -> str:
         notes += [noted(p) for p in ran.puts if p.line == number]
         notes += [failed(f) for f in ran.findings if f.line == number]
         rows.append(f'<tr class="{mark}"><td>{number}</td><td>{escape(line)}</td><td>{"<br>".join(notes)}</td></tr>')
-    ending = ran.problem or (f"Stopped by a limit: {ran.stopped}." if ran.stopped else "")
+    ending = ran.problem or (f"Stopped: {ran.stopped}." if ran.stopped else "")
     tried = f" It tried: {'; '.join(ran.attempts)}." if ran.attempts else ""
     return f'<table class="code">{"".join(rows)}</table><p class="note">{escape(ending + tried)}</p>'
 

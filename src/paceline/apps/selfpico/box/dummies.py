@@ -1,7 +1,9 @@
 """Values for the 15 types of LExecutor and SelfPiCo, where only a type is known."""
 
+import dis
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 PICO_TYPES = ("None", "Boolean", "Integer", "Float", "String", "List", "Tuple", "Set", "Dictionary", "Tensor", "Array",
@@ -9,8 +11,8 @@ PICO_TYPES = ("None", "Boolean", "Integer", "Float", "String", "List", "Tuple", 
 
 
 class Dummy:
-    """An object of which nothing is known: callable, iterable, of length 1, with every item and operator; a number in
-    a format, a name as a path."""
+    """An object of which nothing is known: callable, of length 1, with every item and operator; iterable,
+    with as many items as it is unpacked to; a number in a format, a name as a path."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -25,7 +27,7 @@ class Dummy:
         return (Dummy,) if first is self and not real else ()
 
     def __iter__(self) -> Any:
-        return iter([Dummy()])
+        return iter([Dummy() for _ in range(items_wanted(sys._getframe(1)))])
 
     def __next__(self) -> Any:
         raise StopIteration
@@ -84,6 +86,15 @@ class Dummy:
 
     async def __aiter__(self) -> Any:
         yield Dummy()
+
+
+def items_wanted(frame: FrameType) -> int:
+    """Number of items that the frame's instruction takes of what it iterates: those of `a, b = unknown`, else one."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    name, count = dis.opname[code[at]], code[at + 1]
+    if name == "UNPACK_SEQUENCE":
+        return count
+    return count + (code[at - 1] if code[at - 2] == dis.EXTENDED_ARG else 0) if name == "UNPACK_EX" else 1
 
 
 MANY_COMPARISONS = 3

@@ -76,7 +76,7 @@ CALLED = "()"
 MEMBER_VALUES = frozenset({"pi", "ascii_lowercase", "ascii_uppercase", "ascii_letters", "punctuation"})
 
 
-PICO_BOX_MODULES = ("runtime", "dummies", "modules", "uncalled")
+PICO_BOX_MODULES = ("runtime", "absent", "dummies", "modules", "uncalled")
 """The files of the sandbox's own code."""
 OWN_MODULES = frozenset({*PICO_BOX_MODULES, "here"})
 """The sandbox's own, which a fragment never means."""

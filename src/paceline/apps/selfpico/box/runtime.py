@@ -2,8 +2,8 @@
 
 Reads `job.json` (the program, values known already), writes `events.jsonl` as things happen, so that a fragment that
 is stopped leaves what it did: {"event": "line"}, {"event": "value"} for each value put in, {"event": "call"} for a
-call that failed, {"event": "end"} with the error, {"event": "called"} for a function that nobody else called,
-{"event": "late"} for one that was left.
+call that failed, {"event": "end"} with the error or that a loop does not end, {"event": "called"} for a function that
+nobody else called, {"event": "late"} for one that was left.
 Questions go to descriptor 3, a JSON object a line; answers come back in the same way.
 """
 
@@ -21,10 +21,12 @@ import re
 import signal
 import sys
 import threading
+import time
 import traceback
-from types import CodeType, FrameType, FunctionType, ModuleType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from absent import PACKAGE, PICO_BROAD, PICO_FILE, Absent, Modules  # type: ignore[import-not-found]
 from dummies import Dummy, value  # type: ignore[import-not-found]
 from modules import arguments_of, content, usual  # type: ignore[import-not-found]
 from uncalled import (  # type: ignore[import-not-found]
@@ -40,13 +42,14 @@ from uncalled import (  # type: ignore[import-not-found]
     wanted,
 )
 
-PICO_FILE = "fragment.py"
-PACKAGE = "here"
 FUNCTION = "__fragment__"
-PICO_BROAD = {"", "Exception", "BaseException"}
 EVALUATE_S = 2
 PASSED_ON = (SystemExit, KeyboardInterrupt, GeneratorExit, StopIteration, StopAsyncIteration, RecursionError)
 MOST_ITEMS = 1000
+QUIET_S = 4
+"""Seconds without a line that has not run before, after which the fragment is taken to be in an endless loop."""
+SLEEP_S = 0.01
+"""Longest sleep: nothing that a fragment waits for happens in the sandbox."""
 
 
 class NoValue(Exception):
@@ -88,6 +91,9 @@ class Runtime:
         self.left: dict[str, Any] = {}
         """Names of the function that a fragment became."""
         self.objects: dict[type, Any] = {}
+        self.newest_s = time.monotonic()
+        self.reported = set[tuple[int, str]]()
+        """Calls that failed, by site and error: a loop reports each once."""
         self.talk = os.fdopen(3, "r+b", buffering=0) if job["ask"] else None
 
     # Hooks
@@ -145,10 +151,10 @@ class Runtime:
                 raise
             if type(error).__name__ in where["guards"]:
                 raise
-            line = where["line"]
-            self.events.write(
-                "call", line=line, name=where["name"], error=type(error).__name__, message=str(error)[:300]
-            )
+            said = {"name": where["name"], "error": type(error).__name__, "message": str(error)[:300]}
+            if (site, said["error"]) not in self.reported:
+                self.reported.add((site, said["error"]))
+                self.events.write("call", line=where["line"], **said)
             return self.supply(where, error, ())
 
     def decorator(self, decorate: Any, /) -> Any:
@@ -205,7 +211,10 @@ class Runtime:
     def asked(self, key: str, where: dict[str, Any], error: Exception) -> Any:
         """Ask until a value can be made. Raises NoValue."""
         with alarm(0, TimeoutError):  # no call's time passes meanwhile
-            return self.answered(key, where, error)
+            try:
+                return self.answered(key, where, error)
+            finally:
+                self.newest_s = time.monotonic()
 
     def answered(self, key: str, where: dict[str, Any], error: Exception) -> Any:
         problem, tried = "", 0
@@ -331,6 +340,14 @@ class Runtime:
 
     # Lines
 
+    def quiet(self, frame: FrameType | None) -> bool:
+        """Whether no new line ran for QUIET_S seconds, and no import takes the time."""
+        if time.monotonic() - self.newest_s < QUIET_S:
+            return False
+        while frame is not None and "importlib" not in frame.f_code.co_filename:
+            frame = frame.f_back
+        return frame is None
+
     def trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if frame.f_code.co_filename != PICO_FILE:
             return None
@@ -342,60 +359,9 @@ class Runtime:
             line = frame.f_lineno - self.shift
             if event == "line" and line > 0 and line not in self.lines:
                 self.lines.add(line)
+                self.newest_s = time.monotonic()
                 self.events.write("line", line=line)
         return self.trace
-
-
-class Modules:
-    """Finds what cannot be imported, where the fragment itself imports it and does not handle that it is absent."""
-
-    def __init__(self, runtime: Runtime) -> None:
-        self.runtime, self.made = runtime, set[str]()
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> importlib.machinery.ModuleSpec | None:
-        top = name.split(".")[0]
-        if top not in self.made and top != PACKAGE:
-            frame = importer()
-            if frame is None or frame.f_code.co_filename != PICO_FILE:
-                return None
-            line = frame.f_lineno - self.runtime.shift
-            guards = set(self.runtime.imports.get(str(line), ()))
-            if guards & {"ImportError", "ModuleNotFoundError", *PICO_BROAD} or self.runtime.talk is None:
-                return None
-            self.made.add(top)
-            self.runtime.events.write("module", name=top, line=line)
-        return importlib.machinery.ModuleSpec(name, self, is_package=True)  # type: ignore[arg-type]
-
-    def create_module(self, spec: Any) -> ModuleType:
-        return Absent(spec.name)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__dict__["runtime"] = self.runtime
-
-
-class Absent(ModuleType):
-    """A module that is not installed; what it is asked for is missing, and asked for."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.__path__ = []
-
-    def __getattr__(self, name: str) -> Any:
-        frame = importer()
-        if name.startswith("__") or frame is None or frame.f_code.co_filename != PICO_FILE:
-            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-        line = frame.f_lineno - self.__dict__["runtime"].shift
-        where = {"kind": "name", "name": name, "line": line, "guards": (), "owner": ""}
-        error = ImportError(f"cannot import name {name!r} from {self.__name__!r}, which is not installed")
-        return self.__dict__["runtime"].supply(where, error, ("ImportError",))
-
-
-def importer() -> FrameType | None:
-    """The frame that imports, or asks a module for a name, below the frames of importing itself."""
-    frame: FrameType | None = sys._getframe(2)
-    while frame is not None and "importlib" in frame.f_code.co_filename:
-        frame = frame.f_back
-    return frame
 
 
 def raised_here(error: BaseException) -> bool:
@@ -469,8 +435,13 @@ def main() -> None:
     threading.settrace(runtime.trace)
     sys.settrace(runtime.trace)
     error: BaseException | None = None
+    endless, sleep = False, time.sleep
+    time.sleep = lambda seconds: sleep(min(float(seconds), SLEEP_S))
     try:
-        execute(code, names, job["call"])
+        with alarm(QUIET_S, Unending, runtime.quiet):
+            execute(code, names, job["call"])
+    except Unending:
+        endless = True
     except BaseException as raised:
         if not isinstance(raised, SystemExit) or raised.code not in (None, 0):
             error = raised
@@ -479,6 +450,7 @@ def main() -> None:
         error=None if error is None else type(error).__name__,
         message="" if error is None else str(error)[:300],
         line=None if error is None else last_line(error, job["shift"]),
+        endless=endless,
     )
     if job["calls"]:
         runtime.call_the_rest(names, ast.parse(job["source"]))

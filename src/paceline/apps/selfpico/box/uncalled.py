@@ -10,9 +10,9 @@ import inspect
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 ANNOTATED = {"int": "Integer", "float": "Float", "str": "String", "bool": "Boolean", "list": "List", "List": "List",
@@ -117,19 +117,22 @@ def raised_on_purpose(error: BaseException, file: str, tree: ast.AST) -> bool:
 
 
 class Unending(BaseException):
-    """Error: a function that nobody calls had not ended in time."""
+    """Error: a function that nobody calls, or a loop of the fragment, had not ended in time."""
 
 
 @contextlib.contextmanager
-def alarm(seconds: int, error: type[BaseException]) -> Iterator[None]:
-    """Raises the error where this takes longer, again each second since a fragment may catch it; 0 for no limit. An
-    alarm around this one stands still meanwhile. Threads have none."""
+def alarm(
+    seconds: int, error: type[BaseException], due: Callable[[FrameType | None], bool] = lambda frame: True
+) -> Iterator[None]:
+    """Raises the error where this takes longer and is `due` in the frame that runs, again each second since a fragment
+    may catch it; 0 for no limit. An alarm around this one stands still meanwhile. Threads have none."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def rings(*_: Any) -> None:
-        raise error(f"it was not ready within {seconds} seconds")
+    def rings(_: int, frame: FrameType | None) -> None:
+        if due(frame):
+            raise error(f"it was not ready within {seconds} seconds")
 
     before = signal.signal(signal.SIGALRM, rings)
     left = signal.setitimer(signal.ITIMER_REAL, seconds, 1)
