@@ -11,6 +11,7 @@ from torch import Tensor
 
 from paceline.attend.batches import PADDED_ROWS, split
 from paceline.attend.fused import Fused
+from paceline.attend.guard import guarded
 from paceline.attend.reference import HIDDEN_SCORE, Reference, log_sum_exp
 from paceline.core.rows import Rows, Segment
 from tests.oracle.rows import Chunk, lay_out
@@ -63,8 +64,19 @@ def build(setting: Setting, chunks: list[tuple[int, int, list[int]]], seed: int)
 
 def dense(setting: Setting, pool: Tensor, layer: int, rows: Rows, q: Tensor, scale: float) -> Tensor:
     """Continuation from the rules in core/rows.py, row by row; the pool already holds the rows' keys and values."""
-    slots = pool[layer].double().flatten(2, 3)
-    window, out = setting.windows[layer], []
+    slots, out = pool[layer].double().flatten(2, 3), []
+    for row, seen in enumerate(visible(setting, layer, rows)):
+        keys, values = slots[:, :, seen].repeat_interleave(setting.group, 1)
+        scores = torch.einsum("hd,hsd->hs", q[row].double(), keys) * scale
+        if setting.softcap is not None:
+            scores = setting.softcap * torch.tanh(scores / setting.softcap)
+        out.append(torch.einsum("hs,hsd->hd", scores.softmax(-1), values).flatten())
+    return torch.stack(out)
+
+
+def visible(setting: Setting, layer: int, rows: Rows) -> list[list[int]]:
+    """The slots that each row sees."""
+    window, found = setting.windows[layer], list[list[int]]()
     for request, segment in enumerate(rows.segments):
         table = rows.tables[request].tolist()
         size, end = setting.block_size, segment.base + segment.given
@@ -76,13 +88,8 @@ def dense(setting: Setting, pool: Tensor, layer: int, rows: Rows, q: Tensor, sca
             word = int(rows.word[row])
             seen = [s for s in range(end) if candidate >= 0 or s < position + 1]
             seen += [end + j for j in range(segment.nodes) if word >> j & 1]
-            seen = [s for s in seen if window is None or position - positions[s] < window]
-            keys, values = slots[:, :, [where[s] for s in seen]].repeat_interleave(setting.group, 1)
-            scores = torch.einsum("hd,hsd->hs", q[row].double(), keys) * scale
-            if setting.softcap is not None:
-                scores = setting.softcap * torch.tanh(scores / setting.softcap)
-            out.append(torch.einsum("hs,hsd->hd", scores.softmax(-1), values).flatten())
-    return torch.stack(out)
+            found.append([where[s] for s in seen if window is None or position - positions[s] < window])
+    return found
 
 
 @pytest.mark.parametrize("form", [Reference, Fused])
@@ -122,6 +129,40 @@ def test_stale_slots_do_not_matter(form: type[Reference]) -> None:
         attend.prepare(rows)
         outs.append(torch.stack([attend.forward(layer, q, kv) for layer in range(2)]))
     torch.testing.assert_close(outs[0], outs[1])
+
+
+@pytest.mark.parametrize("form", [Reference, Fused])
+@pytest.mark.parametrize("parts", [1, 2])
+@given(setting=settings_, chunks=st.lists(chunk(), min_size=1, max_size=3), seed=st.integers(0, 1000))
+@settings(max_examples=15, deadline=None)
+def test_numbers_that_are_not_finite_reach_those_who_see_them(
+    form: type[Reference], parts: int, setting: Setting, chunks: list[tuple[int, int, list[int]]], seed: int
+) -> None:
+    """Some tokens, and all slots of no text, have a number that is not finite; a row is NaN if it sees one, and else
+    what it is with finite ones in their place."""
+    stream = torch.Generator().manual_seed(seed)
+    rows, blocks = build(setting, chunks, seed)
+    layers, size, total = len(setting.windows), setting.block_size, len(rows.token)
+    kv = torch.randn(blocks * size, layers, parts, setting.kv_heads, DIM, generator=stream)
+    q = torch.randn(layers, total, setting.kv_heads * setting.group, DIM, generator=stream)
+    bad, wrong = torch.rand(blocks * size, setting.kv_heads, generator=stream) < 0.1, kv.clone()
+    bad[[slot for slot in range(blocks * size) if slot not in {*used_slots(rows, size), *rows.slot.tolist()}]] = True
+    for slot, head in bad.nonzero().tolist():
+        wrong[slot, :, seed % parts, head, slot % DIM] = (math.nan, math.inf, -math.inf)[slot % 3]
+
+    def outs(kv: Tensor) -> Tensor:
+        """[layers, T, kv_heads, group * DIM]"""
+        pool = torch.zeros(layers, parts, setting.kv_heads, blocks, size, DIM).to(setting.dtype)
+        attend = form(pool, setting.windows, q.shape[2], 0.7, setting.softcap)
+        attend.slots.copy_(torch.stack([guarded(each.permute(1, 2, 0, 3)) for each in kv.unbind(1)]))
+        attend.prepare(rows)
+        found = [attend.forward(layer, q[layer], kv[rows.slot, layer]) for layer in range(layers)]
+        return torch.stack(found).view(layers, total, setting.kv_heads, -1)
+
+    clean, spoilt = outs(kv), outs(wrong)
+    sees = [[bad[slots].any(0) for slots in visible(setting, layer, rows)] for layer in range(layers)]
+    expected = clean.masked_fill(torch.stack([torch.stack(each) for each in sees])[..., None], math.nan)
+    torch.testing.assert_close(spoilt, expected, rtol=0, atol=0, equal_nan=True)
 
 
 def used_slots(rows: Rows, size: int) -> list[int]:
@@ -166,6 +207,5 @@ def test_prompts_are_cut_so_that_scores_stay_bounded() -> None:
 def test_log_sum_exp() -> None:
     scores = torch.randn(3, 5, dtype=torch.float64) * 30
     torch.testing.assert_close(log_sum_exp(scores, scores.softmax(-1)), scores.logsumexp(-1, True))
-    nothing = torch.full((1, 5), HIDDEN_SCORE)
-    assert log_sum_exp(nothing, nothing.softmax(-1)).item() == pytest.approx(HIDDEN_SCORE)
-    assert not math.isnan(log_sum_exp(nothing, nothing.softmax(-1)).item())
+    scores[0, 1:] = HIDDEN_SCORE
+    torch.testing.assert_close(log_sum_exp(scores, scores.softmax(-1))[0], scores[0, :1])

@@ -16,7 +16,7 @@ from paceline.attend.fused import Fused
 from paceline.attend.reference import Reference
 from paceline.core.rows import RowsBuilder
 from paceline.model.decoder import Decoder
-from tests.attend.test_attention import DIM, Setting, build, chunk, dense, settings_
+from tests.attend.test_attention import DIM, Setting, build, chunk, dense, settings_, used_slots
 from tests.tiny import tiny_checkpoint
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -99,6 +99,31 @@ def test_bits_do_not_depend_on_batch_mates_or_trees(monkeypatch: pytest.MonkeyPa
         assert torch.equal(tree[layer][6:], alone[layer])
         assert torch.equal(chain[layer], last)
         assert torch.equal(torch.cat([out[layer] for out in single]), last)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_numbers_that_are_not_finite_reach_those_who_see_them(turned: bool) -> None:
+    """A candidate, a text of the pass, and what is left in other slots."""
+    setting, heads, stream = Setting(4, 2, 2, (None,), None, torch.float32), 4, torch.Generator().manual_seed(1)
+    rows, blocks = build(setting, [(9, 1, [-1, 0, -1]), (0, 3, [])], 3)
+    rows.device, left = DEVICE, torch.randn(1, 2, 2, blocks, 4, DIM, generator=stream)
+    fused, outs = torch.randn(rows.count, heads + 4, DIM, generator=stream).to(DEVICE), list[torch.Tensor]()
+    unused = [slot for slot in range(blocks * 4) if slot not in used_slots(rows, 4)]
+    for number in (0.0, torch.nan):
+        pool, x = left.clone().to(DEVICE), fused.clone()
+        pool.view(2, 2, -1, DIM)[0, :, unused] += number
+        x[[1, 5], -1, 2] += number  # values of the first candidate, and of the other text's second row
+        attend = kernels.Triton(pool, setting.windows, heads, 0.5, None)
+        attend.prepare(rows)
+        if turned:
+            turn = torch.ones(rows.count, 1, DIM, device=DEVICE), torch.zeros(rows.count, 1, DIM, device=DEVICE)
+            outs.append(attend.turned(0, x, turn))
+        else:
+            outs.append(attend.forward(0, x[:, :heads], x[:, heads:].view(-1, 2, 2, DIM)))
+    clean, spoilt = (out.view(rows.count, 2, 2 * DIM) for out in outs)
+    expected = clean.clone()
+    expected[[1, 2, 5, 6], 1] = torch.nan
+    assert torch.equal(spoilt.isnan(), expected.isnan()) and torch.equal(spoilt.nan_to_num(), expected.nan_to_num())
 
 
 @pytest.mark.parametrize("nodes", [1, 64])

@@ -64,6 +64,28 @@ def test_scan_equals_paths(delta: bool) -> None:
         assert torch.equal(ancestors_of(list(range(-1, rows - 1)), state.device), causal(rows, state.device))
 
 
+@pytest.mark.parametrize("part", ["decay", "key", "query", "value", "rate"])
+def test_a_row_that_is_not_finite_spoils_those_behind_it_alone(part: str) -> None:
+    for delta in {True, part == "rate"}:
+        spoil(part, delta)
+
+
+def spoil(part: str, delta: bool) -> None:
+    clean, wrong = (steps(5, delta, 0) for _ in range(2))
+    state = torch.ones(GROUPS, HEADS, VALUES, KEYS, dtype=torch.float64)
+    ancestors = ancestors_of([-1, 0, 0, 1, 2], state.device)
+    for number in (torch.inf, torch.nan):
+        rows = getattr(wrong, part).movedim(-1 if part in ("decay", "rate") else -2, 0)
+        rows[(1,) + (0,) * (rows.dim() - 1)] = number
+        ours, theirs = (scanned(it, state, ancestors) for it in (wrong, clean))
+        behind = ancestors[:, 1]
+        assert torch.equal(ours.outputs().isnan().all(-1)[0, 0], behind)
+        torch.testing.assert_close(ours.outputs()[:, :, ~behind], theirs.outputs()[:, :, ~behind])
+        for row, after in enumerate(behind.tolist()):
+            expected = torch.full_like(state, torch.nan) if after else theirs.after(row)
+            torch.testing.assert_close(ours.after(row), expected, equal_nan=True)
+
+
 def test_large_decays_do_not_overflow() -> None:
     """Between rows that are no ancestors of each other a sum of decays may be of either sign."""
     it = steps(3, False, 0)

@@ -98,13 +98,15 @@ class PaddedBatch:
 
 @dataclass(slots=True)
 class WindowPart:
-    """What the layers of one window share: the blocks to read, and the masks to add to the scores,
+    """What the layers of one window share: the blocks to read, and which of their keys are hidden,
     [R * kv_heads or 1, M * group, keys]. `nodes` [R * N]: the rows whose keys `tree` is about."""
 
     blocks: Tensor | Run
     mask: Tensor
     nodes: Tensor | None = None
     tree: Tensor | None = None
+    blind: tuple[Tensor, Tensor] | None = None
+    """Which rows see nothing of the blocks, and nothing of the tree, [.., M * group, 1]."""
 
 
 def pad(rows: Rows, pieces: list[Piece]) -> PaddedBatch:

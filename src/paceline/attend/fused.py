@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from paceline.attend.batches import PaddedBatch, Run, WindowPart
+from paceline.attend.guard import guarded
 from paceline.attend.reference import Reference, as_run, log_sum_exp
 from paceline.core.rows import Rows
 
@@ -37,7 +38,7 @@ class Fused(Reference):
         if self.lone is None:
             return super().forward(layer, q, kv)
         if kv is not None:
-            self.layers[layer].index_copy_(2, self.slot, kv.permute(1, 2, 0, 3).to(self.stored))
+            self.layers[layer].index_copy_(2, self.slot, guarded(kv.permute(1, 2, 0, 3).to(self.stored)))
         blocks, first, count = self.lone[self.windows[layer]]
         if isinstance(blocks, Tensor):
             read = self.pools[layer].index_select(2, blocks).view(self.parts, self.kv_heads, -1, self.head_dim)
@@ -46,7 +47,7 @@ class Fused(Reference):
             seen = self.layers[layer].narrow(2, blocks[0] * self.block_size + first, count)
         keys, values = self.wide(seen, 1)
         query = q.reshape(self.kv_heads, self.group, self.head_dim).to(self.exact)
-        scores = self.scores(query, keys, self.nothing)
+        scores = self.scores(query, keys, None)
         shares = scores.softmax(-1)
         out = shares.bmm(values)
         if self.sinks:

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from paceline.attend.batches import PaddedBatch, Run, WindowPart, pad, split
+from paceline.attend.guard import guarded, values_of
 from paceline.attend.turn import rotate_
 from paceline.core.rows import Rows
 
 SCORES = 1 << 22
 """Most elements of the score matrix of a piece of prompt, all heads."""
-HIDDEN_SCORE = -1e30
-"""Added to the score of a key that is not seen. Finite: a row that sees nothing in one part gets a
-meaningless average there, with a log-sum-exp that gives it weight 0 in the merge; -inf would give NaN."""
+HIDDEN_SCORE = -torch.inf
+"""Put in place of the score of a key that is not seen, whatever that is. Nothing is added to it: NaN would stay."""
 
 
 class Reference:
@@ -42,7 +42,7 @@ class Reference:
         """Scores [heads] of each layer that take a share and give nothing; empty without sinks."""
         self.exact = torch.float64 if pool.dtype == torch.float64 else torch.float32
         self.nothing = torch.zeros(1, 1, 1, dtype=self.exact, device=pool.device)
-        """A mask that hides no key."""
+        """What is added to scores."""
 
     def prepare(self, rows: Rows) -> None:
         self.slot, self.total = rows.slot, len(rows.token)
@@ -62,6 +62,7 @@ class Reference:
             key = (start + node).clamp_(max=len(rows.token) - 1)
             seen = (rows.word[batch.index][:, :, None] >> node & 1).bool() & (node < nodes)[:, None, :]
             part.nodes, part.tree = key.flatten(), self.mask(seen, batch.position, rows.position[key], window)
+            part.blind = part.mask.all(-1, True), part.tree.all(-1, True)
         return part
 
     def reach(self, batch: PaddedBatch, ends: list[int], window: int | None) -> tuple[Tensor | Run, Tensor]:
@@ -81,20 +82,19 @@ class Reference:
         return tables.gather(1, place).flatten(), slot
 
     def mask(self, seen: Tensor, position: Tensor, key: Tensor, window: int | None) -> Tensor:
-        """seen [R, M, S], position [R, M], key's position [R, S] -> scores to add [R * kv_heads or 1, M * group, S]."""
+        """seen [R, M, S], position [R, M], key's position [R, S] -> the hidden [R * kv_heads or 1, M * group, S]."""
         if window is not None:
             seen = seen & (position[:, :, None] - key[:, None, :] < window)
         requests, most, keys = seen.shape
-        mask = torch.zeros(seen.shape, dtype=self.exact, device=seen.device).masked_fill_(~seen, HIDDEN_SCORE)
         heads = self.kv_heads if requests > 1 else 1  # a lone request's mask broadcasts over its heads
-        mask = mask[None, :, :, None, :].expand(heads, -1, -1, self.group, -1)
+        mask = (~seen)[None, :, :, None, :].expand(heads, -1, -1, self.group, -1)
         return mask.reshape(heads * requests, most * self.group, keys)
 
     def forward(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
         if kv is None:
             stored = self.layers[layer].index_select(2, self.slot)
         else:
-            stored = kv.permute(1, 2, 0, 3).to(self.stored)
+            stored = guarded(kv.permute(1, 2, 0, 3).to(self.stored))
             self.layers[layer].index_copy_(2, self.slot, stored)
         if self.whole:
             return self.attend(layer, self.batches[0], q, stored)
@@ -123,15 +123,17 @@ class Reference:
         scores = self.scores(query, keys, part.mask)
         shares = scores.softmax(-1)
         out = shares.bmm(values)
-        if part.tree is not None and part.nodes is not None:
+        if part.tree is not None and part.nodes is not None and part.blind is not None:
             keys, values = self.wide(stored.index_select(2, part.nodes), requests)
             tree = self.scores(query, keys, part.tree)
             tree_shares = tree.softmax(-1)
-            weight = (log_sum_exp(scores, shares) - log_sum_exp(tree, tree_shares)).sigmoid_()
-            out = tree_shares.bmm(values).lerp_(out, weight)
+            blind, tree_blind = part.blind  # their softmax is NaN
+            level = log_sum_exp(scores, shares).masked_fill_(blind, HIDDEN_SCORE)
+            tree_level = log_sum_exp(tree, tree_shares).masked_fill_(tree_blind, HIDDEN_SCORE)
+            out.masked_fill_(blind, 0)
+            out = tree_shares.bmm(values).masked_fill_(tree_blind, 0).lerp_(out, (level - tree_level).sigmoid_())
             if self.sinks:
-                seen = torch.logaddexp(log_sum_exp(scores, shares), log_sum_exp(tree, tree_shares))
-                out = out.mul_(self.rest(layer, seen, requests))
+                out = out.mul_(self.rest(layer, torch.logaddexp(level, tree_level), requests))
         elif self.sinks:
             out = out.mul_(self.rest(layer, log_sum_exp(scores, shares), requests))
         out = out.view(self.kv_heads, requests, most, self.group, self.head_dim).permute(1, 2, 0, 3, 4)
@@ -148,13 +150,15 @@ class Reference:
     def wide(self, kv: Tensor, requests: int) -> tuple[Tensor, Tensor]:
         """[2 or 1, kv_heads, ...] -> keys and values [kv_heads * R, S, head_dim] each, in the dtype of the scores."""
         found = kv.to(self.exact).view(self.parts, self.kv_heads * requests, -1, self.head_dim)
-        return found[0], found[-1]
+        return found[0], values_of(found)
 
-    def scores(self, query: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    def scores(self, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+        """`mask`: which of them are hidden; None: none is."""
         if self.softcap is None:
-            return torch.baddbmm(mask, query, keys.mT, alpha=self.scale)
-        scores = query.bmm(keys.mT).mul_(self.scale / self.softcap)
-        return scores.tanh_().mul_(self.softcap).add_(mask)
+            scores = torch.baddbmm(self.nothing, query, keys.mT, beta=0, alpha=self.scale)
+        else:
+            scores = query.bmm(keys.mT).mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
+        return scores if mask is None else scores.masked_fill_(mask, HIDDEN_SCORE)
 
 
 def log_sum_exp(scores: Tensor, shares: Tensor) -> Tensor:

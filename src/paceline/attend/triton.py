@@ -20,6 +20,7 @@ from torch import Tensor
 
 from paceline.attend.device import interpreted
 from paceline.attend.fused import Fused
+from paceline.attend.guard import guarded
 from paceline.attend.turn import turn_and_write
 from paceline.core.rows import Rows
 
@@ -216,7 +217,7 @@ class Triton:
             return self.masked.forward(layer, q, kv)
         assert kv is not None, "models whose layers share keys and values are Fused's"
         slots = self.layers[layer]
-        slots.index_copy_(2, self.rows.slot, kv.permute(1, 2, 0, 3).to(slots.dtype))
+        slots.index_copy_(2, self.rows.slot, guarded(kv.permute(1, 2, 0, 3).to(slots.dtype)))
         return self.read(layer, q)
 
     def read(self, layer: int, q: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """Cycles of the kernels of weights in groups, in the caches and from memory, with the bound of the CPU's ports."""
 
+import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from time import perf_counter
@@ -25,8 +27,11 @@ CACHED_INPUTS = 1024
 """Inputs of the matrix with 32 outputs whose cycles are counted: some 20 to 35 KB."""
 CACHED_COPIES = 4
 """Copies of this matrix, of which the first is multiplied: fetching ahead must find memory, as it does in a model."""
-CACHE_REPEATS = 3000
-"""Runs of which the quickest counts."""
+CACHE_REPEATS = 1000
+"""Runs in each place of which the quickest counts."""
+PLACE_BYTES = 1024
+"""From place to place in a page of memory: what else lies in the same lines of the first cache differs by place, and
+takes up to half of a kernel's time again."""
 COPIED_BYTES = 192 << 20
 """Size of the matrix that is read from memory, beyond most third caches."""
 MEMORY_INPUTS = 2048
@@ -135,9 +140,10 @@ def measure_kernels(memory: bool = True) -> Kernels:
     threads, found = torch.get_num_threads(), []
     for name, (form, bits, table) in KERNELS.items():
         small = repeated(random_matrix(form, bits, table, 32, CACHED_INPUTS), CACHED_COPIES, 32)
-        model = CModel(int8=2, threads=1, unit=unit(), head=small.c)
-        counted = 32 * CACHED_INPUTS / WEIGHTS_COUNTED
-        cycles = {n: it.paceline_ticks(model, n, CACHE_REPEATS) / counted for n in KERNEL_ROWS}
+        counted, cycles = 32 * CACHED_INPUTS / WEIGHTS_COUNTED, dict.fromkeys(KERNEL_ROWS, math.inf)
+        for placed in places(small):
+            model = CModel(int8=2, threads=1, unit=unit(), head=placed.c)
+            cycles = {n: min(best, it.paceline_ticks(model, n, CACHE_REPEATS) / counted) for n, best in cycles.items()}
         bound = {n: products(bits, table, n) for n in KERNEL_ROWS}
         stored = small.bytes * 8 / (32 * CACHED_INPUTS * CACHED_COPIES)
         found.append(KernelTime(name, stored, bound, cycles, from_memory(form, bits, table) if memory else {}))
@@ -153,6 +159,18 @@ def repeated(block: Packed, copies: int, outputs: int) -> Packed:
     c = type(block.c).from_buffer_copy(block.c)
     c.weight, c.outputs = weight.data_ptr(), outputs
     return Packed(weight, None, None, None, c)
+
+
+def places(block: Packed) -> Iterator[Packed]:
+    """A matrix at places apart in a page."""
+    size, page = block.weight.nbytes, 4096
+    memory = torch.empty(size + 2 * page, dtype=torch.uint8)
+    begin = -memory.data_ptr() % page
+    for place in range(begin, begin + page, PLACE_BYTES):
+        weight = memory[place : place + size].view(block.weight.shape).copy_(block.weight)
+        c = type(block.c).from_buffer_copy(block.c)
+        c.weight = weight.data_ptr()
+        yield Packed(weight, None, None, None, c)
 
 
 def from_memory(form: ScaleForm, bits: int, table: int) -> dict[int, float]:

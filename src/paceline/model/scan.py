@@ -10,6 +10,9 @@ value v_t [P]; before it in its text comes the row p(t):
 With c_t, the sum of the decays of t and its ancestors, S_t = exp(c_t) S + sum over t and its ancestors s of
 exp(c_t - c_s) u_s k_s'. So one product gives all rows of a tree, if the causal mask is that of its ancestors (STree,
 arXiv 2505.14969). In Mamba-2 u is v. In the gated delta rule u_t depends on its ancestors' alone: a triangular solve.
+
+A weight of 0 does not hide a number that is not finite. So such a row counts as zeros, and what comes of it and of the
+rows behind it is NaN.
 """
 
 from dataclasses import dataclass
@@ -47,6 +50,16 @@ class Steps:
             rate,
         )
 
+    def finite(self) -> tuple["Steps", Tensor]:
+        """The same with zeros for rows that bring a number that is not finite; which these are [T]."""
+        marks = [(x * 0).sum((0, -1)) for x in (self.key, self.query)]  # 0 or NaN
+        marks += [(x * 0).sum((0, 1)) for x in (self.decay, *(() if self.rate is None else (self.rate,)))]
+        spoilt = sum(marks, (self.value * 0).sum((0, 1, 3))).isnan()
+        rate = None if self.rate is None else self.rate.masked_fill(spoilt, 0)
+        row = spoilt[:, None]
+        key, query, value = (x.masked_fill(row, 0) for x in (self.key, self.query, self.value))
+        return Steps(self.decay.masked_fill(spoilt, 0), key, query, value, rate), spoilt
+
 
 @dataclass(frozen=True, slots=True)
 class Scanned:
@@ -61,35 +74,39 @@ class Scanned:
     """exp(c_t - c_s) [G, R, T, T], 0 where s is neither t nor an ancestor of it."""
     update: Tensor
     """u [G, R, T, P]"""
+    spoilt: Tensor
+    """[T, 1] Does a row, or one before it, bring a number that is not finite?"""
 
     def outputs(self) -> Tensor:
         """y [G, R, T, P]"""
         steps = self.steps
         before = torch.exp(self.total)[..., None] * (steps.query[:, None] @ self.state.transpose(-1, -2))
         scores = (steps.query @ steps.key.transpose(-1, -2))[:, None]
-        return before.add_((self.weight * scores) @ self.update)
+        return before.add_((self.weight * scores) @ self.update).masked_fill_(self.spoilt, torch.nan)
 
     def after(self, row: int) -> Tensor:
         """S behind a row [G, R, P, N]."""
         weighed = self.update * self.weight[:, :, row, :, None]
         kept = torch.exp(self.total[..., row])[..., None, None] * self.state
-        return kept.add_(weighed.transpose(-1, -2) @ self.steps.key[:, None])
+        return kept.add_(weighed.transpose(-1, -2) @ self.steps.key[:, None]).masked_fill_(self.spoilt[row], torch.nan)
 
 
 def scanned(steps: Steps, state: Tensor, ancestors: Tensor) -> Scanned:
     """`ancestors` [T, T]: does row t go on from row s, or is it that? Parents come before their children."""
+    steps, spoilt = steps.finite()
+    behind = (ancestors & spoilt).any(1, keepdim=True)
     total = steps.decay @ ancestors.to(steps.decay.dtype).t()
     # Where s is no ancestor the difference may be large and positive: it is never raised to a power.
     apart = (total[..., :, None] - total[..., None, :]).masked_fill_(~ancestors, -torch.inf)
     weight = apart.exp_()
     if steps.rate is None:
-        return Scanned(steps, state, total, weight, steps.value)
+        return Scanned(steps, state, total, weight, steps.value, behind)
     alike = (steps.key @ steps.key.transpose(-1, -2))[:, None]
     below = torch.tril(steps.rate[..., None] * weight * alike, -1)
     known = torch.exp(total)[..., None] * (steps.key[:, None] @ state.transpose(-1, -2))
     wanted = steps.rate[..., None] * (steps.value - known)
     update = torch.linalg.solve_triangular(below, wanted, upper=False, unitriangular=True)
-    return Scanned(steps, state, total, weight, update)
+    return Scanned(steps, state, total, weight, update, behind)
 
 
 def causal(rows: int, device: torch.device) -> Tensor:

@@ -151,13 +151,15 @@ struct Cache : Rows {
   }
 
   // A value that is not finite would reach rows that do not see it, whose share of it is 0: it becomes zeros, and its key NaN,
-  // which only those that see it meet. So all values of a pool are finite. `k`, `v`: a head's numbers of a row
+  // which only those that see it meet. So all values of a pool are finite, and a score is NaN, never an infinity that other
+  // cuts of a softmax would weigh otherwise. `k`, `v`: a head's numbers of a row
   void guard(float* k, float* v) const {
     const i64 n = m.head_dim;
     const __m512 limit = set(m.bytes ? 0x1p127f : 0x1.fep127f);  // the latter is the largest bfloat16
     __mmask16 all = 0xffff;
     each(n, [&](i64 i, __mmask16 here) {
-      all &= _mm512_cmp_ps_mask(_mm512_abs_ps(_mm512_maskz_loadu_ps(here, v + i)), limit, _CMP_LE_OQ);
+      auto size = [=](const float* x) { return _mm512_abs_ps(_mm512_maskz_loadu_ps(here, x + i)); };
+      all &= _mm512_cmp_ps_mask(size(k), limit, _CMP_LE_OQ) & _mm512_cmp_ps_mask(size(v), limit, _CMP_LE_OQ);
     });
     if (all != 0xffff) std::fill_n(k, n, NAN), std::fill_n(v, n, 0.f);
   }
