@@ -26,7 +26,7 @@ from paceline.engine.totals import Snapshot, Totals
 from paceline.serve.admission import Budget
 from paceline.serve.body import SMALL_BODY_BYTES, check_type
 from paceline.serve.calls import HttpCall
-from paceline.serve.errors import ApiError, error_response, install_errors, last_event
+from paceline.serve.errors import ApiError, error_response, install_errors, last_event, refused
 from paceline.serve.operation import install
 from paceline.serve.pools import UNCOLLECTED, Pools
 from paceline.serve.server import ModelFigures, Server, unknown_model
@@ -213,9 +213,9 @@ def read(body: bytes) -> tuple[dict[str, Any], Hint]:
     try:
         return data, Hint(id=uuid4().hex, last=True) if given is None else Hint.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("workflow", *first["loc"])))
-        raise ApiError(400, f"{where}: {first['msg']}.", param="workflow") from None
+        first = error.errors(include_url=False)[0]
+        fault = refused({**first, "loc": ("workflow", *first["loc"])}, Hint)
+        raise ApiError(400, fault.message, param="workflow") from None
 
 
 def tokens(reply: Reply) -> tuple[float, float] | None:
