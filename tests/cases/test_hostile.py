@@ -84,7 +84,12 @@ def test_case_B1(model: Any, body: dict[str, Any]) -> None:
 
 
 def test_case_B1_more_parts_than_tokens() -> None:
-    for messages in (USER * 2000, [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2000}]):
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    for messages in (
+        USER * 2000,
+        [{"role": "user", "content": [{"type": "text", "text": "x"}] * 2000}],
+        [*USER, {"role": "assistant", "tool_calls": [call] * 2000}],
+    ):
         with pytest.raises(ApiError, match="2000 parts"):
             parse(json.dumps({"messages": messages}).encode(), ChatRequest, 1024)
 

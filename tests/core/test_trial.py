@@ -4,6 +4,9 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
+import textwrap
 import threading
 import time
 from typing import Any
@@ -12,6 +15,7 @@ import pytest
 
 from paceline.core.errors import BusyError, InputError
 from paceline.core.grammar import LIMITS, Grammar
+from paceline.core.stacks import THREAD_STACK_BYTES, TRIAL_STACK_BYTES, start_roomy
 from paceline.core.trial import CPU_S, MOST_OF_ONE, TRIAL_CLIENT, TRIALS, Child, Lane, TrialClient, Trials, too_slow
 
 PIECES = ['"a"', "b", "c", "/[a-z]{1,40}/", "/(x|y)*z/", "(b | c)", "b?", "c{1,3}", "start", "%json {}", "~4"]
@@ -158,3 +162,31 @@ def test_tenants_have_verdicts_of_their_own() -> None:
         assert trials.fault(source, LIMITS) == ""
         TRIAL_CLIENT.reset(token)
     assert len(trials._known) == 2
+
+
+def test_a_trial_has_a_quarter_of_a_small_stack() -> None:
+    """`ulimit -s` gives each thread of a process its stack: what a child takes on more kills who compiles on less."""
+    code = """
+        import resource
+        resource.setrlimit(resource.RLIMIT_STACK, (512 << 10, resource.RLIM_INFINITY))
+        from paceline.core.stacks import trial_stack
+        print(trial_stack())
+        resource.setrlimit(resource.RLIMIT_STACK, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+        print(trial_stack())
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == [str(128 << 10), str(TRIAL_STACK_BYTES)]
+
+
+def test_threads_that_compile_have_a_stack_of_their_own() -> None:
+    class Seen(threading.Thread):
+        size = 0
+
+        def start(self) -> None:
+            self.size = threading.stack_size()
+            super().start()
+
+    usual, thread = threading.stack_size(), Seen()
+    start_roomy(thread)
+    thread.join()
+    assert thread.size == THREAD_STACK_BYTES >= 4 * TRIAL_STACK_BYTES and threading.stack_size() == usual

@@ -100,8 +100,29 @@ def test_template_without_end(source: str, tmp_path: Path, monkeypatch: pytest.M
     assert mine.render(ASK) == "Hi", "one slow rendering is not for ever"
 
 
+def test_all_trials_of_a_role_share_their_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A template that uses nearly all of it, and then refuses, is not tried for as long again."""
+    mine, given = with_template(tmp_path, "{{ raise_exception('x') }}"), list[float]()
+    monkeypatch.setattr(text, "within", lambda seconds, *more: given.append(seconds) or within(seconds, *more))  # type: ignore[func-returns-value]
+    with pytest.raises(InputError, match="refused"):
+        mine.render([{"role": "assistant", "content": "a"}])
+    *trials, last = given
+    assert len(trials) > 3 and trials == sorted(trials, reverse=True) and trials[0] <= text.TEMPLATE_TRIAL_S
+    assert last == templates.render_seconds(1) < templates.render_seconds(5000) < templates.render_seconds(10**6) == 10
+
+
+def test_operations_are_held_to_what_is_given(tmp_path: Path) -> None:
+    """One that has begun is not stopped: what is made of a short message is small."""
+    mine = with_template(tmp_path, "{{ (messages[0].content * 2000000)|title|length }}")
+    with pytest.raises(InputError, match="too long"):
+        mine.render([{"role": "user", "content": "a"}])
+    mine = with_template(tmp_path, "{{ messages[0].content ~ messages[0].content }}")
+    assert len(mine.render([{"role": "user", "content": "a" * 10**6}])) == 2 * 10**6
+    assert templates.USED.most == templates.MOST_TEMPLATE_CHARACTERS
+
+
 def test_end_with_a_clients_messages_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text, "RENDER_S", 0.2)
+    monkeypatch.setattr(templates, "RENDER_S", 0.2)
     mine = with_template(tmp_path, "{% if messages|length > 2 %}" + LOOP + "{% endif %}{{ messages[0].content }}")
     for _ in range(2):
         with pytest.raises(EndlessTemplateError):

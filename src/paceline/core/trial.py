@@ -28,6 +28,7 @@ from time import monotonic
 from typing import Any
 
 from paceline.core.errors import BusyError, RefusalError
+from paceline.core.stacks import trial_stack
 
 CPU_S = 0.5
 """Processor seconds of one trial."""
@@ -35,8 +36,6 @@ WALL_S = 10.0
 """Seconds of one trial on a machine that is busy with other work."""
 MEMORY_BYTES = 1 << 30
 """Address space of a child."""
-STACK_BYTES = 2 << 20
-"""Stack on which a child compiles: a quarter of what the server's threads have."""
 SMALL_SOURCE_CHARS = 16_384
 """Characters up to which a source is small."""
 MOST_WAITING = 64
@@ -108,7 +107,7 @@ class Child:
         import llguidance
 
         folder = str(Path(llguidance.__file__).parents[1])
-        limits = (str(MEMORY_BYTES), str(STACK_BYTES))
+        limits = (str(MEMORY_BYTES), str(trial_stack()))
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", CHILD, folder, *limits],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, bufsize=0,

@@ -16,6 +16,7 @@ from weakref import WeakSet
 from paceline.core.errors import CapacityError
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
+from paceline.core.stacks import start_roomy
 from paceline.engine import learned
 from paceline.engine.adapters import AdapterWaitError
 from paceline.engine.door import DOOR, DoorTicket, Trip
@@ -166,7 +167,7 @@ class AsyncLLM:
         make = partial(LLM, model, draft, drafter, **options)
         _open.add(self)
         self._thread = threading.Thread(target=self._run, args=(make, built), name="paceline-engine", daemon=True)
-        self._thread.start()
+        start_roomy(self._thread)
         built.result()
 
     def _run(self, make: Callable[[], LLM], built: "Future[None]") -> None:

@@ -22,10 +22,14 @@ from jinja2.utils import Namespace
 from paceline.core.errors import InputError
 
 T = TypeVar("T")
-RENDER_S, TEMPLATE_TRIAL_S = 10.0, 2.0
-"""Processor seconds of a template with a client's messages, and with a short message of ours."""
+RENDER_S, MESSAGE_RENDER_S, MOST_RENDER_S = 1.0, 0.001, 10.0
+"""Processor seconds of a template with a client's messages: for the first, more for each, and for all at most."""
+TEMPLATE_TRIAL_S = 0.5
+"""Processor seconds of all trials of a template with short messages of ours, for one role."""
 MOST_TEMPLATE_CHARACTERS = 1 << 26
 """Characters of what one operation of a template makes; and of its output. An item of a list counts as 8."""
+FEW_TEMPLATE_CHARACTERS, TEMPLATE_TIMES = 1 << 20, 4
+"""Fewer for what is small: so many, and this multiple of what the template is given, as `weigh` has it."""
 MOST_MADE_CHARACTERS = 1 << 29
 """Characters that all its operations make together."""
 MOST_NUMBER_BITS = 1 << 12
@@ -44,19 +48,27 @@ class EndlessTemplateError(InputError):
 class TemplateUse(threading.local):
     """What the template that this thread renders has used, and when it must have ended."""
 
-    seconds, end, made = 0.0, inf, 0
+    seconds, end, made, most = 0.0, inf, 0, MOST_TEMPLATE_CHARACTERS
 
 
 USED = TemplateUse()
 
 
-def within(seconds: float, work: Callable[[], T]) -> T:
-    """What `work` returns, in `seconds` of this thread's processor time; else EndlessTemplateError."""
-    USED.seconds, USED.end, USED.made = seconds, time.thread_time() + seconds, 0
+def render_seconds(messages: int) -> float:
+    """Processor seconds that a template has for so many messages."""
+    return min(MOST_RENDER_S, RENDER_S + MESSAGE_RENDER_S * messages)
+
+
+def within(seconds: float, work: Callable[[], T], given: Any = ()) -> T:
+    """What `work` returns, in `seconds` of this thread's processor time; else EndlessTemplateError. `given`: what its
+    template reads. SecurityError where that is too much by itself."""
+    USED.most = MOST_TEMPLATE_CHARACTERS
+    most = min(MOST_TEMPLATE_CHARACTERS, FEW_TEMPLATE_CHARACTERS + TEMPLATE_TIMES * weigh(given))
+    USED.seconds, USED.end, USED.made, USED.most = seconds, time.thread_time() + seconds, 0, most
     try:
         return work()
     finally:
-        USED.end = inf
+        USED.end, USED.most = inf, MOST_TEMPLATE_CHARACTERS
 
 
 def look() -> None:
@@ -69,7 +81,7 @@ def look() -> None:
 
 
 def bound(size: int) -> None:
-    if size > MOST_TEMPLATE_CHARACTERS:
+    if size > USED.most:
         raise SecurityError(f"it makes a text or a list that is too long ({size} or more)")
 
 

@@ -12,7 +12,13 @@ from typing import Any
 from paceline.core.errors import CheckpointError, InputError
 from paceline.core.files import text_of
 from paceline.engine.conversation import RoleForm, form, shape_all
-from paceline.engine.templates import RENDER_S, TEMPLATE_TRIAL_S, EndlessTemplateError, bound_templates, within
+from paceline.engine.templates import (
+    TEMPLATE_TRIAL_S,
+    EndlessTemplateError,
+    bound_templates,
+    render_seconds,
+    within,
+)
 from paceline.model.memo import remembered, states
 from paceline.model.unindexed import submodules_alone
 
@@ -77,7 +83,7 @@ class Text:
         try:
             mine = shape_all(messages, self._form)
             apply = partial(self.tokenizer.apply_chat_template, mine, tokenize=False, **args)
-            return str(within(RENDER_S, apply))
+            return str(within(render_seconds(len(mine)), apply, [mine, args]))
         except InputError:
             raise
         except Exception as error:
@@ -88,17 +94,18 @@ class Text:
     def _form(self, role: str) -> RoleForm:
         """How the template reads this role's content; tried once."""
         endless = EndlessTemplateError(
-            f"The chat template takes more than {TEMPLATE_TRIAL_S:g} s of a processor for one short message; it is "
+            f"The chat template takes more than {TEMPLATE_TRIAL_S:g} s of a processor for short messages; it is "
             f"tried again after {TEMPLATE_AGAIN_S:g} s; give another as chat_template."
         )
         if time.monotonic() < self._endless_until:
             raise endless
         if role not in self._forms:
+            end = time.thread_time() + TEMPLATE_TRIAL_S
 
             def render(messages: list[Message]) -> str:
                 mine = [dict(message) for message in messages]
                 apply = partial(self.tokenizer.apply_chat_template, mine, tokenize=False, add_generation_prompt=True)
-                return str(within(TEMPLATE_TRIAL_S, apply))
+                return str(within(end - time.thread_time(), apply, mine))
 
             if len(self._forms) >= MOST_ROLES:
                 self._forms.clear()

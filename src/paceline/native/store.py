@@ -23,11 +23,12 @@ def home() -> Path:
 def usable(wanted: Path) -> Path:
     try:
         wanted.mkdir(parents=True, exist_ok=True, mode=0o700)
-        reason = distrust(wanted) or exposed(wanted)
+        real = wanted.resolve()  # a link on the way to it may lead elsewhere later
+        reason = distrust(real) or exposed(real)
     except OSError as error:
         reason = f"it cannot be made ({error.strerror})"
     if reason is None:
-        return wanted
+        return real
     log.warning(
         "The cache directory %s is not used, because %s; set PACELINE_CACHE to one of your own.", wanted, reason
     )
@@ -60,9 +61,27 @@ def exposed(path: Path) -> str | None:
         found = above.stat()
         if found.st_uid not in (os.geteuid(), 0):
             return f"{above} belongs to another user"
-        if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:  # else what is there stays its owner's
+        if found.st_mode & stat.S_ISVTX:
+            continue  # what is there stays its owner's
+        if found.st_mode & stat.S_IWOTH:
             return f"everybody may write to {above}"
+        if found.st_mode & stat.S_IWGRP and not alone(found.st_gid):
+            return f"the group of {above} may write to it"
     return None
+
+
+def alone(group: int) -> bool:
+    """Is this group root's or this user's own, without other members? Many systems give each user such a group, and let
+    it write to what the user makes."""
+    import grp
+    import pwd
+
+    try:
+        user, found = pwd.getpwuid(os.geteuid()), grp.getgrgid(group)
+    except KeyError:
+        return group == 0
+    own = found.gr_gid == user.pw_gid and found.gr_name == user.pw_name
+    return (group == 0 or own) and not {*found.gr_mem} - {user.pw_name, "root"}
 
 
 def trusted(path: Path) -> bool:

@@ -47,8 +47,8 @@ def check_counts(data: Mapping[str, Any], most: int) -> None:
     for name, value in data.items():
         if not isinstance(value, list) or not value or not isinstance(value[0], dict):
             continue
-        parts = [it.get("content") for it in value[: most + 1] if isinstance(it, dict)]
-        size = max(len(value), sum(len(part) for part in parts if isinstance(part, list)))
+        inner = (each for it in value[: most + 1] if isinstance(it, dict) for each in it.values())
+        size = max(len(value), sum(len(each) for each in inner if isinstance(each, list)))
         if size > most:
             message = f"{name} has {size} parts, but the context holds {most} tokens; send fewer."
             raise ApiError(400, message, param=name)

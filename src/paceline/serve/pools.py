@@ -18,6 +18,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from paceline.core.errors import PacelineError
+from paceline.core.stacks import start_roomy
 from paceline.core.trial import TRIAL_CLIENT, TrialClient
 from paceline.engine.door import DOOR
 from paceline.serve.admission import Budget
@@ -85,7 +86,7 @@ class WorkerPool:
     def _start(self) -> None:
         while self._threads < 2:
             target = self._small if self._threads else self._any
-            threading.Thread(target=target, name=f"paceline-{self.name}", daemon=True).start()
+            start_roomy(threading.Thread(target=target, name=f"paceline-{self.name}", daemon=True))
             self._threads += 1
 
     def _any(self) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.bench.load.answer import TimedAnswer
-from paceline.bench.load.client import Client, LoadClock
+from paceline.bench.load.client import Client, LoadClock, Whole
 from paceline.core.errors import InputError
 from tests.bench.load.scripted import DONE, HEAD, HELLO, Asked, ask, chunk, event, framed, hello, says, scripted, whole
 
@@ -215,3 +215,31 @@ async def test_json() -> None:
     async with scripted(says(plain("200 OK", b"hello"))) as server:
         with pytest.raises(InputError, match="not JSON"):
             await Client(server.url, LoadClock()).json("/models", 20.0)
+
+
+@pytest.mark.parametrize(
+    ("first", "more"),
+    [
+        (b"HTTP/1.1 200 OK\r\n", b"a: b\r\n" * 500),
+        (b"HTTP/1.1 200 OK\r\na: ", b"b" * 3000),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n", b"400\r\n" + b"x" * 1024 + b"\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 99999999999\r\n\r\n", b"x" * 1024),
+        (b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n", b"a: b\r\n" * 500),
+    ],
+    ids=["fields", "field", "chunks", "sized", "trailers"],
+)
+async def test_answers_without_an_end_are_ended(first: bytes, more: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline.bench.load.client.MOST_HEAD_BYTES", 10_000)
+    monkeypatch.setattr("paceline.bench.load.client.MOST_ANSWER_BYTES", 10_000)
+
+    async def flood(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        writer.write(first)
+        while True:
+            writer.write(more)
+            await writer.drain()
+
+    async with scripted(flood) as server:
+        client, sink = Client(server.url, LoadClock()), Whole()
+        with pytest.raises(ConnectionError, match="more than 10000 bytes"):
+            await client.send("/models", sink, 60)
+        assert len(sink.data) <= 10_000

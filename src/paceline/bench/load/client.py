@@ -20,6 +20,8 @@ from paceline.core.errors import InputError
 IDLE_CONNECTION_S = 2.0
 """Seconds after which an unused connection is not used again; servers close theirs after 5 or more, and a request
 must not meet that moment."""
+MOST_HEAD_BYTES, MOST_ANSWER_BYTES = 1 << 20, 64 << 20
+"""Size limits of a response's head, and of a response that is kept in one piece."""
 
 
 class LoadClock:
@@ -48,13 +50,20 @@ class Whole:
     """Keeps a response in one piece."""
 
     def __init__(self) -> None:
-        self.status, self.data = 0, b""
+        self.status, self._data = 0, bytearray()
+
+    @property
+    def data(self) -> bytes:
+        return bytes(self._data)
 
     def head(self, status: int, kind: str) -> None:
         self.status = status
 
     def body(self, data: bytes, now: float) -> None:
-        self.data += data
+        if len(self._data) + len(data) > MOST_ANSWER_BYTES:
+            self._data = bytearray()
+            raise ConnectionError(f"The response has more than {MOST_ANSWER_BYTES} bytes.")
+        self._data += data
 
     def error(self) -> str:
         """What the server said was wrong."""
@@ -106,13 +115,15 @@ class Connection(asyncio.Protocol):
         self._sink: Sink | None = None
         self._end: asyncio.Future[None] | None = None
         self._kind, self._sized = "", False
+        self._head_bytes = 0
+        """Bytes of a head that has not ended, at most."""
         self.idle_since = 0.0
 
     def send(self, data: bytes, sink: Sink) -> "asyncio.Future[None]":
         """Write a request; the future ends with the response, or fails with ConnectionError."""
         assert self._transport is not None and self._end is None, "one request at a time"
         self._sink, self._end = sink, asyncio.get_running_loop().create_future()
-        self._kind, self._sized = "", False
+        self._kind, self._sized, self._head_bytes = "", False, 0
         self._transport.write(data)
         return self._end
 
@@ -137,7 +148,14 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         self._read_at = self._now()
         try:
+            self._head_bytes += len(data)
             self._parser.feed_data(data)
+            if self._head_bytes > MOST_HEAD_BYTES:
+                self._settle(ConnectionError(f"The response's head has more than {MOST_HEAD_BYTES} bytes."))
+                self.close()
+        except httptools.HttpParserCallbackError as error:
+            self._settle(ConnectionError(str(error.__context__ or error)))
+            self.close()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._settle(ConnectionError(f"The response is not HTTP: {error}"))
             self.close()
@@ -170,10 +188,12 @@ class Connection(asyncio.Protocol):
             self._sink.head(self._parser.get_status_code(), self._kind)
 
     def on_body(self, body: bytes) -> None:
+        self._head_bytes = 0
         if self._sink is not None:
             self._sink.body(body, self._read_at)
 
     def on_message_complete(self) -> None:
+        self._head_bytes = 0
         if self._parser.get_status_code() < 200:
             return  # a notice such as 100 or 103, before the response itself
         if not self._parser.should_keep_alive() and self._transport is not None:

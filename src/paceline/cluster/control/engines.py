@@ -108,7 +108,8 @@ class Relay(Whole):
             super().body(data, now)
             return
         self.pieces.put(data)
-        self.data = (self.data + data)[-TAIL_BYTES:]
+        self._data += data
+        del self._data[:-TAIL_BYTES]
         if self.pieces.unread > MOST_UNREAD_BYTES:
             self._late()
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 import orjson
 from fastapi import FastAPI, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from pydantic_core import PydanticCustomError
 from starlette.types import Receive, Scope, Send
 
@@ -26,13 +26,13 @@ from paceline.engine.totals import Snapshot, Totals
 from paceline.serve.admission import Budget
 from paceline.serve.body import SMALL_BODY_BYTES, check_type
 from paceline.serve.calls import HttpCall
-from paceline.serve.errors import ApiError, error_response, install_errors, last_event
+from paceline.serve.errors import ApiError, error_response, install_errors, last_event, refused
 from paceline.serve.operation import install
 from paceline.serve.pools import UNCOLLECTED, Pools
 from paceline.serve.server import ModelFigures, Server, unknown_model
 from paceline.serve.settings import Settings
 from paceline.serve.sse import unless_gone
-from paceline.serve.wire import ITEMS, check_depth
+from paceline.serve.wire import ITEMS, Wire, check_depth
 
 log = logging.getLogger("paceline")
 ROUTER_RATE = 0.1
@@ -46,10 +46,9 @@ NO_ENGINE_S, MODELS_S = 10, 5.0
 Step = Annotated[str, Field(min_length=1, max_length=64)]
 
 
-class Hint(BaseModel):
+class Hint(Wire):
     """A request's `workflow`. Without it a request is a workflow of its own."""
 
-    model_config = ConfigDict(extra="forbid")
     id: Annotated[str, Field(min_length=1, max_length=128)]
     step: Step = "call"
     deadline_s: Annotated[float, Field(allow_inf_nan=False)] | None = None
@@ -214,9 +213,9 @@ def read(body: bytes) -> tuple[dict[str, Any], Hint]:
     try:
         return data, Hint(id=uuid4().hex, last=True) if given is None else Hint.model_validate(given)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, ("workflow", *first["loc"])))
-        raise ApiError(400, f"{where}: {first['msg']}.", param="workflow") from None
+        first = error.errors(include_url=False)[0]
+        fault = refused({**first, "loc": ("workflow", *first["loc"])}, Hint)
+        raise ApiError(400, fault.message, param="workflow") from None
 
 
 def tokens(reply: Reply) -> tuple[float, float] | None:
