@@ -1,4 +1,4 @@
-"""`paceline generate --lora`: the text of merged weights, with a draft of its own, too; a bad adapter gets a sentence."""
+"""`paceline generate --lora`: the text of merged weights, with a draft of its own; a bad adapter gets a sentence."""
 
 import json
 from pathlib import Path
