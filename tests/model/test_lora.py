@@ -33,6 +33,24 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "changed base": (lambda d: configure(d, init_lora_weights="pissa_niter_4"), "pissa"),
     "unknown key": (lambda d: configure(d, novel_thing=3), "novel_thing"),
     "rank": (lambda d: configure(d, r=5), "says rank 5"),
+    "no modules": (lambda d: configure(d, target_modules=[]), "names no modules"),
+    "modules as an empty text": (lambda d: configure(d, target_modules=""), "names no modules"),
+    "nothing about modules": (lambda d: configure(d, target_modules=None), "names no modules"),
+    "an expression that is none": (lambda d: configure(d, target_modules="("), "an expression that repeats only"),
+    "a slow expression": (lambda d: configure(d, target_modules="(a+)+b"), "an expression that repeats only"),
+    "a slow exclusion": (lambda d: configure(d, exclude_modules="(?:.|..)" * 30 + "!"), "that repeats only single"),
+    "an expression and layers": (
+        lambda d: configure(d, target_modules=".*_proj", layers_to_transform=[0, 1]), "put the layers into",
+    ),
+    "roots of layers alone": (lambda d: configure(d, layers_pattern="layers"), "without layers_to_transform"),
+    "roots of no type": (lambda d: configure(d, layers_pattern=5, layers_to_transform=[0, 1]), "a name, or a list"),
+    "roots as an expression": (
+        lambda d: configure(d, layers_pattern="(a+)+", layers_to_transform=[0, 1]), "a name, or a list",
+    ),
+    "other roots": (
+        lambda d: configure(d, layers_pattern=["blocks"], layers_to_transform=[0, 1]), "layers_to_transform of its",
+    ),
+    "a terminal's commands": (lambda d: add(d, "base_model.model.\x1b[31m\u202e\r"), r"\\x1b\[31m\\u202e\\r"),
     "no rank": (lambda d: configure(d, r="x"), "positive number"),
     "module": (lambda d: configure(d, target_modules=["q_proj", "wq"]), "no linear layer"),
     "left out": (lambda d: configure(d, target_modules=["q_proj"]), "target_modules of its config leaves out"),
@@ -163,7 +181,18 @@ def test_patterns_and_scales_are_pefts(base: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "pattern",
-    ["(a+)+b", "(.*)*x", "(a|a)*b", "(a|aa)+$", r"(\w+)\1*", "(?=a)a", ".*" * 9, "(", "x" * 9999, "(?:a{1,9}){9}"],
+    [
+        "(a+)+b",
+        "(.*)*x",
+        "(a|a)*b",
+        "(a|aa)+$",
+        r"(\w+)\1*",
+        "(?:.|..)" * 30,
+        ".*" * 9,
+        "(",
+        "x" * 9999,
+        "(?:a{1,9}){9}",
+    ],
 )
 def test_a_pattern_that_may_take_long_is_refused(base: Path, tmp_path: Path, pattern: str) -> None:
     """Patterns come with the adapter, and adapters may come over HTTP."""

@@ -58,6 +58,7 @@ def test_an_adapter_is_a_model_at_every_door(tmp_path: Path) -> None:
         ):  # fmt: skip
             got = load(name, path)
             assert got[0] == status and words in got[1], got
+            assert str(tmp_path) not in got[1], "where the root lies is the operator's"
         assert load("b", "a", load_inplace=True)[0] == 200
         assert said("b") == texts[1] and said(base) == texts[0]
         metrics = str(post(address, "/metrics", None, "GET")[1])
@@ -137,6 +138,35 @@ def test_the_command_serves_many_while_others_come_and_go(tmp_path: Path, reques
             assert status == 200 and text in {right[version, number % 3] for version in versions}, (name, status, text)
         assert changes and {*changes} <= {200, 404}
         assert child.poll() is None
+
+
+def test_one_waits_for_room_and_may_have_a_draft_of_its_own(tmp_path: Path) -> None:
+    """`max_loras` 1: one that is in use has the room, and another one waits for it; both texts are as alone. The draft
+    of one, which is given at the start or over HTTP, changes no text."""
+    target, draft, root = DEMO_AT / "target", DEMO_AT / "draft", tmp_path / "root"
+    paths = {name: make_adapter(root / name, target, seed) for seed, name in enumerate("ab")}
+    own = make_adapter(root / "own", draft, 3)
+    llm = AsyncLLM(**DEMO, max_loras=1, lora={"a": f"{paths['a']},draft={own}", "b": paths["b"]})
+    with running(llm, Settings(lora_root=root)) as address:
+
+        def said(model: str, drafter: str, tokens: int = 8) -> str:
+            body = {"model": model, "prompt": "Tom has", "max_tokens": tokens, "temperature": 0, "ignore_eos": True}
+            status, answer = ask(address, "/v1/completions", {**body, "speculation": {"drafter": drafter}})
+            assert status == 200, answer
+            return str(answer["choices"][0]["text"])
+
+        alone = {name: said(name, "none") for name in "ab"}
+        assert alone["a"] != alone["b"] and said("a", "model") == alone["a"]
+        with ThreadPoolExecutor(4) as callers:
+            got = list(callers.map(lambda number: said("ab"[number % 2], "model"), range(4)))
+        assert got == [alone["a"], alone["b"]] * 2
+        body = {"lora_name": "c", "lora_path": "b", "draft_path": "own"}
+        assert post(address, "/v1/load_lora_adapter", body)[0] == 200
+        assert said("c", "model") == alone["b"]
+        status, text = post(address, "/v1/load_lora_adapter", {**body, "lora_name": "d", "draft_path": "b"})
+        assert status == 400 and "another model" in text and str(tmp_path) not in text
+        assert llm.llm.engine.session.adapters.loads > 4, "each left memory for the other"
+    llm.close()
 
 
 def test_without_a_root_nothing_is_loaded(tmp_path: Path) -> None:

@@ -4,14 +4,20 @@ from errno import ENOMEM
 
 MAX_MESSAGE_CHARS = 2000
 """Longest message: what a file or a client wrote may be in it, and goes to logs and to other clients' answers."""
+CURSOR = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
+"""White space that moves the cursor, other than tabs and line ends."""
 
 
 class PacelineError(Exception):
     """Base of every error that bad input or an impossible wish can cause. The message is one sentence; a longer one is
-    shortened in its middle."""
+    shortened in its middle. Characters that move a terminal's cursor or hide text are written as escapes."""
 
     def __str__(self) -> str:
         text = super().__str__()
+        if not text.isprintable():
+            text = "".join(
+                it if it.isprintable() or (it.isspace() and it not in CURSOR) else ascii(it)[1:-1] for it in text
+            )
         half = MAX_MESSAGE_CHARS // 2
         return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:half]} ... {text[5 - half :]}"
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError, InputError, RefusalError
 from paceline.model.families import FAMILIES
-from paceline.model.lora_config import by_pattern, layer_of, left_out, names_all, read_lora_config, tails
+from paceline.model.lora_config import by_pattern, layer_of, left_out, read_lora_config, tails
 from paceline.model.lora_experts import unmatched, unstacked
 from paceline.model.lora_files import check_size, read_lora_tensors
 from paceline.model.lora_places import LoraPlace, lora_places
@@ -207,8 +207,6 @@ def _check_complete(
 ) -> None:
     """CheckpointError where a module that the config names has no factors: the file is cut, or of another model. Where
     transformers holds routers and experts in no linear layers of their own, PEFT leaves all of them out."""
-    if not names_all(config):
-        return
     places = [(kind_of(place), name) for place in lora_places(spec, False, False) for name in place.modules]
     kinds = {"", *(kind for kind, name in places if name in weights.modules)}
     targets, names = config.get("target_modules"), [name for kind, name in places if kind in kinds]

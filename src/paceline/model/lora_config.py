@@ -5,7 +5,7 @@ What would change the arithmetic and is not computed here (DoRA, biases, trained
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from re import _parser as re_parser  # type: ignore[attr-defined]
@@ -20,6 +20,8 @@ MAX_LORA_PATTERNS, MAX_REPEATING_PATTERNS = 1024, 32
 MAX_ENTRY_REPEATS, MAX_WISH_REPEATS = 2, 4
 """Most repeats in such an entry, and in the expression of `target_modules` or `exclude_modules`: to match a name of n
 characters takes a time that grows with n to this power."""
+MAX_PATTERN_WAYS = 16
+"""Most ways in which the alternatives of a pattern may match the same text."""
 ALL_EXPERTS = re.compile(r"\bexperts\.[a-z_]+$")
 """Name of a parameter of all experts of a layer."""
 SINGLE_CHARACTERS = ("LITERAL", "NOT_LITERAL", "ANY", "IN", "CATEGORY")
@@ -60,10 +62,11 @@ def read_lora_config(path: Path) -> dict[str, Any]:
         raise RefusalError(f"{path} is an adapter of type {str(kind)[:40]!r}, but LORA alone is served.")
     _refuse(path, config)
     _check_types(file, config)
-    layers = config.get("layers_to_transform")
+    layers, roots = config.get("layers_to_transform"), config.get("layers_pattern")
     lists = {key: config.get(key) for key in ("target_modules", "exclude_modules", "target_parameters")}
     lists["layers_to_transform"] = [layers] if isinstance(layers, int) else layers
-    return config | {key: frozenset(value) for key, value in lists.items() if isinstance(value, list)}
+    named = {key: frozenset(value) for key, value in lists.items() if isinstance(value, list)}
+    return config | named | {"layers_pattern": [roots] if isinstance(roots, str) else roots}
 
 
 def _refuse(path: Path, config: Mapping[str, Any]) -> None:
@@ -109,12 +112,31 @@ def _check_types(file: Path, config: Mapping[str, Any]) -> None:
         wish = config.get(key)
         named = isinstance(wish, list) and all(isinstance(name, str) for name in wish)
         expect(key, named or isinstance(wish, str | None), "a list of names or an expression")
+        most = (
+            f"a list of names, or an expression that repeats only single characters, {MAX_WISH_REPEATS} times at most,"
+        )
+        expect(key, not isinstance(wish, str) or served(wish, MAX_WISH_REPEATS), most)
     wish = config.get("target_parameters")
     named = isinstance(wish, list) and all(isinstance(name, str) for name in wish)
     expect("target_parameters", named or wish is None, "a list of names")
     layers = config.get("layers_to_transform")
     layers = layers if isinstance(layers, list) else [0 if layers is None else layers]
     expect("layers_to_transform", all(type(layer) is int for layer in layers), "a list of whole numbers")
+    roots = config.get("layers_pattern") or []
+    roots = [roots] if isinstance(roots, str) else roots
+    plain = isinstance(roots, list) and all(isinstance(it, str) and re.fullmatch(r"[\w.]{1,99}", it) for it in roots)
+    expect("layers_pattern", plain, "a name, or a list of names,")
+    if roots and config.get("layers_to_transform") is None:
+        raise CheckpointError(f"{file} has layers_pattern without layers_to_transform; save the adapter again.")
+    if isinstance(config.get("target_modules"), str) and config.get("layers_to_transform") is not None:
+        raise CheckpointError(
+            f"{file} has layers_to_transform next to an expression in target_modules, and PEFT takes it with a list of "
+            "names alone; put the layers into the expression."
+        )
+    if not config.get("target_modules") and not config.get("target_parameters"):
+        raise CheckpointError(
+            f"{file} names no modules that the adapter is for; list them in target_modules, as PEFT saves them."
+        )
     for key in ("rank_pattern", "alpha_pattern"):
         patterns = config.get(key) or {}
         expect(key, isinstance(patterns, dict), "an object")
@@ -132,20 +154,25 @@ def _check_types(file: Path, config: Mapping[str, Any]) -> None:
 
 def _check_entry(key: str, pattern: str, value: object) -> None:
     """CheckpointError for an entry of `rank_pattern` or `alpha_pattern` that is not served."""
-    try:
-        if not _number(value):
-            raise TypeError("it is no number")
-        float(value)
-        name_pattern(pattern, MAX_ENTRY_REPEATS)
-    except (re.error, TypeError, ValueError, OverflowError, RecursionError):
+    if not _number(value) or not served(pattern, MAX_ENTRY_REPEATS):
         raise CheckpointError(
             f"adapter_config.json has {key} {pattern[:80]!r}: {str(value)[:40]!r}, which is none that is served: a "
             f"pattern may repeat a single character, {MAX_ENTRY_REPEATS} times at most, and a value is a number."
-        ) from None
+        )
+
+
+def served(pattern: str, most: int) -> bool:
+    """Is it a pattern of module names that takes little time?"""
+    try:
+        name_pattern(pattern, most)
+        return True
+    except (re.error, ValueError, OverflowError, RecursionError):
+        return False
 
 
 def _number(value: object) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Is it a number that a float can hold?"""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e300
 
 
 def by_pattern(config: Mapping[str, Any], key: str, module: str, default: float) -> float:
@@ -163,22 +190,36 @@ def name_pattern(pattern: str, most: int) -> "tuple[re.Pattern[str], int]":
     that is none."""
     if len(pattern) > MAX_LORA_PATTERN_CHARS:
         raise ValueError("it is too long")
-    made, repeats = re.compile(rf"(?:.*\.)?(?:{pattern})$"), 0
-    parts = list(re_parser.parse(pattern))
-    while parts:
-        name, value = parts.pop()
+    made = re.compile(rf"(?:.*\.)?(?:{pattern})$")
+    repeats, ways = _cost(re_parser.parse(pattern))
+    if repeats > most or ways > MAX_PATTERN_WAYS:
+        raise ValueError("it may take long")
+    return made, repeats
+
+
+def _cost(parts: Iterable[tuple[Any, Any]]) -> tuple[int, int]:
+    """(repeats, ways) of a part of a pattern. Alternatives that begin with different letters are one way."""
+    repeats, ways = 0, 1
+    for name, value in parts:
         kind = str(name)
         if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-            repeats += 1
-            if repeats > most or len(value[2]) != 1 or str(value[2][0][0]) not in SINGLE_CHARACTERS:
+            more, times = 1, 1
+            if len(value[2]) != 1 or str(value[2][0][0]) not in SINGLE_CHARACTERS:
                 raise ValueError("it may take long")
-        elif kind == "SUBPATTERN":
-            parts += list(value[3])
+        elif kind in ("SUBPATTERN", "ASSERT", "ASSERT_NOT"):
+            more, times = _cost(value[-1])
         elif kind == "BRANCH":
-            parts += [each for branch in value[1] for each in branch]
-        elif kind not in (*SINGLE_CHARACTERS, "AT"):
+            costs = [_cost(branch) for branch in value[1]]
+            heads = [branch[0][1] if branch and str(branch[0][0]) == "LITERAL" else None for branch in value[1]]
+            letters = [head for head in heads if head is not None]
+            alike = heads.count(None) + max(map(letters.count, letters), default=0)
+            more, times = max(it for it, _ in costs), alike * max(it for _, it in costs)
+        elif kind in (*SINGLE_CHARACTERS, "AT"):
+            more, times = 0, 1
+        else:
             raise ValueError("it may take long")
-    return made, repeats
+        repeats, ways = repeats + more, ways * times
+    return repeats, ways
 
 
 def parameter_of(module: str) -> str:
@@ -187,42 +228,39 @@ def parameter_of(module: str) -> str:
 
 
 def left_out(config: Mapping[str, Any], module: str) -> str | None:
-    """The key of a config by which PEFT leaves a module of the model alone; None where none does, or where an
-    expression may take long to match."""
-    layers, excluded = config.get("layers_to_transform"), config.get("exclude_modules")
+    """The key of a config by which PEFT leaves a module of the model alone; None where none does."""
+    targets, excluded = config.get("target_modules"), config.get("exclude_modules")
     if parameters := config.get("target_parameters"):
         if any(tail in parameters for tail in tails(parameter_of(module))):
             return None
-        if not config.get("target_modules"):
+        if not targets:
             return "target_parameters"
     if ALL_EXPERTS.search(module):
         return "target_parameters"
-    if config.get("target_modules") and _names(config["target_modules"], module) is False:
+    if not _names(targets, module):
         return "target_modules"
     if excluded and _names(excluded, module):
         return "exclude_modules"
-    return "layers_to_transform" if layers and layer_of(module) not in layers else None
+    layers = config.get("layers_to_transform")
+    whole = isinstance(targets, frozenset) and module in targets  # PEFT asks for no layer then
+    return "layers_to_transform" if layers and not whole and _layer_below(config, module) not in layers else None
 
 
-def names_all(config: Mapping[str, Any]) -> bool:
-    """Can it be said of each module whether the config means it?"""
-    wishes = [config.get("target_modules"), config.get("exclude_modules")]
-    return bool(wishes[0] or config.get("target_parameters")) and all(
-        wish is None or _names(wish, "") is not None for wish in wishes
-    )
+def _layer_below(config: Mapping[str, Any], module: str) -> int:
+    """The layer that `layers_to_transform` means, below one of `layers_pattern`; -1 without one."""
+    if not (roots := config.get("layers_pattern")):
+        return layer_of(module)
+    found = (re.match(rf"(?:^|.*?\.){root}\.(\d+)\.", module) for root in roots)
+    return next((int(match[1]) for match in found if match), -1)
 
 
-def _names(wish: object, module: str) -> bool | None:
-    """Do names, or an expression, of a config mean this module? None for an expression that may take long to match."""
+def _names(wish: object, module: str) -> bool:
+    """Do names, or an expression, of a config mean this module?"""
     if isinstance(wish, frozenset):
         return any(tail in wish for tail in tails(module))
-    if wish == "all-linear":
+    if str(wish).lower() == "all-linear":
         return True
-    try:
-        name_pattern(str(wish), MAX_WISH_REPEATS)
-        return re.fullmatch(str(wish), module[-MAX_MODULE_NAME_CHARS:]) is not None
-    except (re.error, ValueError, OverflowError, RecursionError):
-        return None
+    return re.fullmatch(str(wish), module[-MAX_MODULE_NAME_CHARS:]) is not None
 
 
 def tails(module: str) -> list[str]:

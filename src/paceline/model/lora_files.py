@@ -49,7 +49,9 @@ def read_lora_tensors(path: Path, values: int, parts: int) -> dict[str, Tensor]:
             with whole.open("rb") as file:
                 size = int.from_bytes(file.read(8), "little")
                 if size > HEADER_BYTES + parts * PART_BYTES or len(json.loads(file.read(size))) > 2 * parts + 1:
-                    raise CheckpointError(f"{whole} has more tensors than an adapter of this model has; it is damaged.")
+                    raise CheckpointError(
+                        f"{whole} has more tensors than one of this model; it is of another model, or damaged."
+                    )
             return dict(load_file(whole))
         if pickled.is_file():
             check_unpacked(pickled, values, parts)
@@ -67,7 +69,7 @@ def plain(path: Path, found: object, parts: int) -> dict[str, Tensor]:
     """Tensors by name that lie in the file as they are; others take more memory than it has."""
     tensors: dict[str, Tensor] = dict(found)  # type: ignore[call-overload]
     if len(tensors) > 2 * parts:
-        raise CheckpointError(f"{path} has more tensors than an adapter of this model has; it is damaged.")
+        raise CheckpointError(f"{path} has more tensors than one of this model; it is of another model, or damaged.")
     for name, it in tensors.items():
         fits = (
             isinstance(name, str) and isinstance(it, Tensor) and it.layout == torch.strided and it.device.type == "cpu"

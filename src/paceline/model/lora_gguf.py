@@ -64,7 +64,7 @@ def read_gguf_lora(path: Path, spec: ModelSpec) -> LoraWeights:
     odd = next((key for key in facts if key.startswith("adapter.") and key not in GGUF_ADAPTER_KEYS), None)
     if odd is not None:
         raise RefusalError(f"{path} has {odd}, which is not served and may change what is computed; merge it.")
-    if not isinstance(alpha, int | float) or not 0 < alpha < 1e9:
+    if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not 0 < alpha < 1e9:
         raise CheckpointError(f"{path} has the alpha {alpha!r}, but a positive number is expected.")
     digest, modules = hashlib.sha256(b"gguf"), dict[str, LoraPair]()
     stems = stems_of(architecture, spec)

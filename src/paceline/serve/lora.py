@@ -15,6 +15,7 @@ from typing import Annotated, Any, TypeVar
 from fastapi import APIRouter, Response
 from pydantic import Field, StringConstraints
 
+from paceline.core.errors import PacelineError
 from paceline.serve.body import JsonRoute
 from paceline.serve.errors import ApiError
 from paceline.serve.pools import tenant_now
@@ -55,7 +56,7 @@ async def load_lora_adapter(body: LoadAdapterRequest, host: Here) -> Response:
     adapters, replace = server.adapters, bool(body.load_inplace)
     adapters.check_name(body.lora_name, replace)
     check_owner(server, body.lora_name)
-    weights = await in_turn(server, lambda: server.read_adapter(path, draft))
+    weights = await in_turn(server, lambda: read_below(server, path, draft))
     check_owner(server, body.lora_name)  # another key may have loaded one of this name meanwhile
     await server.enter_adapter(body.lora_name, path, weights, replace, draft)
     server.lora_tenants[body.lora_name] = tenant_now()
@@ -114,10 +115,20 @@ def allowed(root: Path, text: str, field: str) -> Path:
         path = (root / text).resolve()
         path.exists()
     except (OSError, RuntimeError) as error:  # too long a name, or links in a circle
-        raise ApiError(400, f"{field} cannot be a path ({str(error)[:80]}).", param=field) from None
+        why = getattr(error, "strerror", None) or "links in a circle"
+        raise ApiError(400, f"{field} cannot be a path ({why}).", param=field) from None
     if not path.is_relative_to(root.resolve()):
-        raise ApiError(403, f"{field} is outside of the directory {root}; put the adapter there.", param=field)
+        raise ApiError(403, f"{field} is outside of the server's --lora-root; put the adapter there.", param=field)
     return path
+
+
+async def read_below(server: Server, path: Path, draft: Path | None) -> Any:
+    """An adapter's weights. Errors name what lies below the root as clients do."""
+    try:
+        return await server.read_adapter(path, draft)
+    except PacelineError as error:
+        above = f"{server.settings.lora_root and server.settings.lora_root.resolve()}/"
+        raise type(error)(str(error).replace(above, "")) from None
 
 
 def off(server: Server) -> ApiError:

@@ -39,6 +39,8 @@ def write(
     for key, value in facts.items():
         if isinstance(value, str):
             writer.add_string(key, value)
+        elif isinstance(value, bool):
+            writer.add_bool(key, value)
         elif isinstance(value, list):
             writer.add_array(key, value)
         else:
@@ -161,6 +163,10 @@ BAD: dict[str, tuple[dict[str, Any], Callable[[dict[str, torch.Tensor]], dict[st
     "activated later": ({"adapter.alora.invocation_tokens": [1, 2]}, lambda t: t, "alora"),
     "alpha 0": ({"adapter.lora.alpha": 0.0}, lambda t: t, "positive number"),
     "infinite alpha": ({"adapter.lora.alpha": float("inf")}, lambda t: t, "positive number"),
+    "negative alpha": ({"adapter.lora.alpha": -8.0}, lambda t: t, "positive number"),
+    "alpha that is no number": ({"adapter.lora.alpha": float("nan")}, lambda t: t, "positive number"),
+    "alpha as a truth value": ({"adapter.lora.alpha": True}, lambda t: t, "positive number"),
+    "a terminal's commands": ({}, lambda t: {**t, "\x1b[2J.lora_a": torch.zeros(2, 2)}, r"\\x1b\[2J"),
     "alpha as a text": ({"adapter.lora.alpha": "8"}, lambda t: t, "positive number"),
     "half a pair": ({}, lambda t: dict([*t.items()][1:]), "only one factor"),
     "nan": ({}, lambda t: {name: it * float("nan") for name, it in t.items()}, "not finite"),
