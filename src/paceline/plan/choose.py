@@ -245,6 +245,11 @@ class Goodput(LengthPolicy):
             self.beliefs.known_to(i).belief(self.arms[name].key(at.nodes)).known(self.step) < YOUNG
             for i, (name, at) in choice.items()
         )
+        reached = self.times.reached
+        nodes = Counter[str]()
+        for name, at in choice.values():
+            nodes[name] += at.nodes
+        young = young or any(count > reached.get(name, 0.0) for name, count in nodes.items())
         now.count, now.left = base.requests, YOUNG if young else HOLD
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
@@ -311,6 +316,8 @@ class Goodput(LengthPolicy):
         most, found = now.goodput, None
         for drafter, points in self._all(request, base, 1, others).items():
             for point in points:
+                if point.nodes > max(points[0].nodes, 2 * self.times.reached.get(drafter, 0.0)):
+                    break
                 all_ = price.of({r.id: (drafter, point) for r in requests})
                 if len(requests) * (1.0 + point.tokens) / all_ > most:
                     most, found = len(requests) * (1.0 + point.tokens) / all_, (drafter, point)
