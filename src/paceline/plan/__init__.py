@@ -103,7 +103,7 @@ class StepDecision:
             return True
         if (answer := self.answers.get((request, group))) is None:
             expected, best = (each * min(left - 1, HORIZON) for each in self.gain[group])
-            answer = expected >= seconds
+            answer = expected >= seconds and expected > 0.0
             least = hope * seconds
             need = least if hope == 1.0 else 2 * least
             if not answer and request == self.explorer and best >= least and self.room >= need:

@@ -208,6 +208,7 @@ class Goodput(LengthPolicy):
         drafting = [r for r in requests if decision.shares[r.id].nodes]
         names = {decision.shares[r.id].drafter for r in drafting}
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
+        runs = runs and names <= self.times.reached.keys()
         if not runs or not self._straight:
             return 1
         points = [
@@ -357,6 +358,8 @@ class Goodput(LengthPolicy):
                 took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
                 saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
+            if drafter not in self.times.reached:  # what it costs is not known: one request finds out
+                saved[0] = 0.0
             best_of = out.get(arm.facts.group, (0.0, 0.0))
             out[arm.facts.group] = max(best_of[0], saved[0]), max(best_of[1], saved[1])
         self._gains[n] = self.step, out
