@@ -246,11 +246,6 @@ class Goodput(LengthPolicy):
             self.beliefs.known_to(i).belief(self.arms[name].key(at.nodes)).known(self.step) < YOUNG
             for i, (name, at) in choice.items()
         )
-        reached = self.times.reached
-        nodes = Counter[str]()
-        for name, at in choice.values():
-            nodes[name] += at.nodes
-        young = young or any(count > reached.get(name, 0.0) for name, count in nodes.items())
         now.count, now.left = base.requests, YOUNG if young else HOLD
         drafter, count = used.most_common(1)[0] if used else (NONE, 0)
         least = [pick for pick in choice.values() if pick[0] == drafter]
