@@ -116,7 +116,7 @@ def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
     for rate, straight, drafts, runs in (
         (0.6, False, True, False), (0.6, True, False, False), (1.0, True, True, False), (0.6, True, True, True),
     ):  # fmt: skip
-        pick = chooser(Slow(reached={"a": 1.0}), {"a": rate, "b": 0.0}, most=1)
+        pick = chooser(Slow(drafts={"a": Terms({})}), {"a": rate, "b": 0.0}, most=1)
         pick.arms["a"] = replace(pick.arms["a"], facts=replace(pick.arms["a"].facts, runs=runs))
         pick.patience = 0.02
         (request,) = requests(1)

@@ -116,15 +116,13 @@ def best(points: Points, spare: int, price: Price) -> tuple[Choice, float]:
     nothing = len(points) / price.of({})
     found, most = Choice(), nothing * MARGIN
     for drafter in dict.fromkeys(drafter for each in points.values() for drafter in each):
-        least = min(each[drafter][0].nodes for each in points.values() if drafter in each)
-        most_nodes = min(spare, max(least, 2 * price.times.reached.get(drafter, 0.0)))
-        choice, goodput = uniform(drafter, points, most_nodes, price, most)
+        choice, goodput = uniform(drafter, points, spare, price, most)
         if goodput > most:
             found, most = choice, goodput
     return (found, most) if found else (found, nothing)
 
 
-def uniform(drafter: str, points: Points, spare: float, price: Price, least: float = 0.0) -> tuple[Choice, float]:
+def uniform(drafter: str, points: Points, spare: int, price: Price, least: float = 0.0) -> tuple[Choice, float]:
     """One drafter: the next nodes go where they bring most for a row. Moves are priced as long as all tokens together
     could be better than what was found and `least`, not only up to the first that loses: the step from nothing to
     something may lose where the next ones gain."""

@@ -208,7 +208,7 @@ class Goodput(LengthPolicy):
         drafting = [r for r in requests if decision.shares[r.id].nodes]
         names = {decision.shares[r.id].drafter for r in drafting}
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
-        runs = runs and names <= self.times.reached.keys()
+        runs = runs and names <= self.times.drafts.keys()
         if not runs or not self._straight:
             return 1
         points = [
@@ -312,8 +312,6 @@ class Goodput(LengthPolicy):
         most, found = now.goodput, None
         for drafter, points in self._all(request, base, 1, others).items():
             for point in points:
-                if point.nodes > max(points[0].nodes, 2 * self.times.reached.get(drafter, 0.0)):
-                    break
                 all_ = price.of({r.id: (drafter, point) for r in requests})
                 if len(requests) * (1.0 + point.tokens) / all_ > most:
                     most, found = len(requests) * (1.0 + point.tokens) / all_, (drafter, point)
@@ -353,7 +351,7 @@ class Goodput(LengthPolicy):
                 took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
                 saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
-            if drafter not in self.times.reached:  # what it costs is not known: one request finds out
+            if drafter not in self.times.drafts:  # what it costs is not known: one request finds out
                 saved[0] = 0.0
             best_of = out.get(arm.facts.group, (0.0, 0.0))
             out[arm.facts.group] = max(best_of[0], saved[0]), max(best_of[1], saved[1])

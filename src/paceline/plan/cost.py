@@ -165,8 +165,6 @@ class StepTimes:
     served: dict[str, int] = field(default_factory=dict)
     """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
     machine that has changed since has changed for it, too."""
-    reached: dict[str, float] = field(default_factory=dict)
-    """{drafter: most nodes of a pass that were timed}"""
     reading: dict[str, float] = field(default_factory=dict)
     """{drafter: seconds that it reads a prompt, as a share of the target's}, as steps with prompts had it"""
     timed: set[int] = field(default_factory=set)
@@ -284,7 +282,6 @@ class StepTimes:
             if part.nodes:
                 self.drafter(part.drafter)
                 self.served[part.drafter] = self.served.get(part.drafter, 0) + 1
-                self._reach(part)
         nodes, target = judged(parts), self.of_target(work)
         wrong = abs(self.predict(work, parts) / max(times.total, FLOOR) - 1.0)
         self.error += (wrong - self.error) / min(self.seen + 1, 100)
@@ -297,9 +294,6 @@ class StepTimes:
             if part.drafter in times.drafts and part.drafter in self.drafts:
                 self._drafted(part, times.drafts[part.drafter], part.drafter in new)
         self.rest.learn(_others(work, nodes), _ratio(times.rest, self.of_rest(work.requests, nodes, work.passes)))
-
-    def _reach(self, part: Drafting) -> None:
-        self.reached[part.drafter] = max(self.reached.get(part.drafter, 0.0), part.nodes / max(1, part.passes))
 
     def _drafted(self, part: Drafting, seconds: float, new: bool) -> None:
         """Drafting took `seconds`. In the first steps of a drafter its price is corrected at once where it is far too
@@ -402,8 +396,6 @@ class StepTimes:
         seen = Counter[str]()
         for work, parts, took in samples:
             seen.update({part.drafter for part in parts})
-            for part in parts:
-                self._reach(part)
             rates = {name: max(DRIFT, 1.0 / count) for name, count in seen.items()}
             self._overlapped(parts, took, self.of_target(work), rates)
 
@@ -412,7 +404,7 @@ class StepTimes:
         drafts = {name: terms.weights for name, terms in self.drafts.items()}
         target = {str(k): v for k, v in self.target.weights.items()}
         return {"target": target, "rest": self.rest.weights, "drafts": drafts, "speed": self.speed, "seen": self.seen,
-                "beside": self.beside, "measured": self.measured, "doubt": self.doubt, "reached": self.reached}  # fmt: skip
+                "beside": self.beside, "measured": self.measured, "doubt": self.doubt}  # fmt: skip
 
     @classmethod
     def load(cls, data: Mapping[str, Any]) -> "StepTimes":
@@ -421,8 +413,7 @@ class StepTimes:
         drafts = {name: Terms(weights) for name, weights in data["drafts"].items()}
         rest, measured = Terms(data["rest"]), data.get("measured", False)
         seen, beside, doubt = data["seen"], data.get("beside", {}), data.get("doubt", 1.0)
-        reached = data.get("reached", {})
-        return cls(target, rest, drafts, data["speed"], seen, beside, measured, doubt=doubt, reached=reached)
+        return cls(target, rest, drafts, data["speed"], seen, beside, measured, doubt=doubt)
 
 
 def _features(work: Work) -> dict[Any, float]:
