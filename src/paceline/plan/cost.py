@@ -301,7 +301,7 @@ class StepTimes:
         steps."""
         terms, ratio = self.drafts[part.drafter], seconds / max(self.of_draft(part), FLOOR)
         served = self.served.get(part.drafter, 0)
-        young = (self.measured or self.plains) and part.nodes and served <= YOUNG
+        young = part.nodes and served <= YOUNG and (self.measured or (new and self.plains > 0))
         if young and (ratio < 1.0 / OFF or (ratio > OFF and new)):
             terms = terms.scaled(max(ratio, FLOOR))
         elif young and self.doubt > 1.0:
