@@ -90,8 +90,11 @@ class Goodput(LengthPolicy):
     _keys: dict[int, str] = field(default_factory=dict)
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
-    _asked: tuple[tuple[int, frozenset[str]], int, tuple[str, ...]] = ((0, frozenset()), 0, ())
-    """Reasons for drafters that users named: for whom they hold, the step at which they are too old, and the words."""
+    _asked: dict[tuple[int, frozenset[str]], tuple[int, dict[str, MinChance], tuple[str, ...]]] = field(
+        default_factory=dict
+    )
+    """{how many requests named which drafters: the step at which this is too old, what their nodes have to bring, and
+    why}, of the latest"""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.times)
@@ -149,24 +152,33 @@ class Goodput(LengthPolicy):
             whole = replace(base, rows=base.rows + used) if used else base
             shares.update(self._choose(free, room - used, whole, first, decision))
         decision.shares = shares
-        decision.passes = self._passes(requests, decision, base)
         if named:
-            decision.why = (*decision.why, *self._obeyed(named, shares, base))
+            worth, why = self._obeyed(named, shares, base)
+            decision.why = (*decision.why, *why)
+            for r in named:
+                if r.params.max_nodes is None:
+                    shares[r.id] = shares[r.id]._replace(min_chance=worth.get(r.drafter))
+        decision.passes = self._passes(requests, decision, base)
         return decision
 
-    def _obeyed(self, requests: Sequence[Request], shares: Mapping[int, Share], base: Work) -> tuple[str, ...]:
-        """What drafters that users named bring and cost, as far as it is known."""
+    def _obeyed(
+        self, requests: Sequence[Request], shares: Mapping[int, Share], base: Work
+    ) -> tuple[dict[str, MinChance], tuple[str, ...]]:
+        """What the nodes of drafters that users named have to bring, if that was measured, and what they cost."""
         asked = [(r, it) for r in requests if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms]
         kind = len(asked), frozenset(share.drafter for _, share in asked)
-        if kind != self._asked[0] or self.step >= self._asked[1]:
+        if kind not in self._asked or self.step >= self._asked[kind][0]:
             choice: Choice = {
                 r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), base.requests)[0])
                 for r, it in asked
             }
             price = self._price(requests, base)
             why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in sorted(kind[1]))
-            self._asked = kind, self.step + HOLD, why
-        return self._asked[2]
+            tokens = base.requests + sum(point.tokens for _, point in choice.values())
+            goodput = max(base.requests / price.of({}), tokens / price.of(choice))
+            worth = price.worth(choice, goodput) if self.times.measured else {}
+            self._asked = {kind: (self.step + HOLD, worth, why)}
+        return self._asked[kind][1:]
 
     def _choose(
         self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision
@@ -442,7 +454,7 @@ def reason(
 @POLICIES.register("goodput", Chooses("most expected tokens a second; a fixed number where a drafter is named", True))
 def goodput(basis: Basis) -> LengthPolicy:
     """The default."""
-    fixed = FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.level_cost, basis.times)
+    fixed = FixedLength(basis.limit, basis.cheap_rows, basis.times)
     made = Goodput(basis.times, basis.limit, fixed, basis.patience, basis.live)
     if basis.known is not None:
         made.beliefs.recall(basis.known["beliefs"])
