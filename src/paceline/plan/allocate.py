@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from paceline.core.plan import MinChance, Work
 from paceline.plan.cost import Drafting, StepTimes
-from paceline.plan.governor import fitting
+from paceline.plan.governor import LOSS, fitting
 
-MARGIN = 1.01
+MARGIN = 1.0 + LOSS
 """How much better drafting has to be than not drafting: of many estimates the best is too good."""
 
 

@@ -115,8 +115,8 @@ class Goodput(LengthPolicy):
         self.arms[drafter] = Arm.of(drafter, facts, like)
         if facts.ahead:
             self.times.beside.setdefault(drafter, 0.0)
-        if facts.group is not None or not facts.taps:
-            self.beliefs.priors[drafter] = LOOKUP if facts.group is None else MODEL, facts.stops_early and facts.chain
+        prior = LOOKUP if facts.group is None and not facts.taps else MODEL
+        self.beliefs.priors[drafter] = prior, facts.stops_early and facts.chain
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

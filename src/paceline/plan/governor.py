@@ -16,8 +16,8 @@ from paceline.plan.cost import OFF, StepTimes, Times
 
 LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
-CREDIT_S, CREDIT_STEPS = 1.0, 5
-"""What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
+CREDIT_STEPS = 5
+"""What may be lost beyond that, in plain steps of one request."""
 SURE = 4.0
 """Mean errors by which a step differs from what was expected for a reason of its own."""
 MOST_KEYS = 256
@@ -34,8 +34,7 @@ def fitting(patience: float, seconds: float) -> int:
 @dataclass(slots=True)
 class Unchecked:
     """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more
-    when the next plain step says what the price is, at the mean of both. Before the very first plain step the price was
-    that of start-up, which may have been corrected since; so there only the number of plain steps counts."""
+    when the next plain step says what the price is, at the mean of both."""
 
     lost: float
     """Seconds lost according to the account before these steps."""
@@ -43,7 +42,7 @@ class Unchecked:
     worth: float = 0.0
     """Seconds of plain decoding for their tokens, at the price that was known."""
     steps: float = 0.0
-    """Plain steps of one request that take as long as plain decoding of these tokens."""
+    """Plain steps of one request that take as long: what they are worth when the price has been corrected."""
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class Governor:
 
     @property
     def credit(self) -> float:
-        return min(CREDIT_S, CREDIT_STEPS * self.pass_seconds(1, 0))
+        return CREDIT_STEPS * self.pass_seconds(1, 0)
 
     @property
     def account(self) -> Account:
@@ -116,11 +115,9 @@ class Governor:
         expected = self.times.of_target(work) + self.times.of_rest(work.requests, 0, work.passes)
         if self.times.seen:  # else the table's scale is not known yet
             ratio = (times.target + times.rest) / expected
-            changed, price = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0), self.pass_seconds(1, 0)
-            if self.blind:
-                changed = min(OFF, ratio) - 1.0
+            changed = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0)
             for key, each in self.open.items():
-                worth = (1.0 + changed) * (each.worth if self.times.plains else each.steps * price)
+                worth = (1.0 + changed) * each.steps * self.pass_seconds(1, 0)
                 self.lost[key] = each.lost
                 self._book(key, each.seconds - worth, each.seconds)
                 if key == "":
