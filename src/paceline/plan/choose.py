@@ -5,7 +5,7 @@ All that it reads is known before anything is drawn in the step, so any verifier
 clock and no chance: equal inputs make equal decisions.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -176,7 +176,7 @@ class Goodput(LengthPolicy):
             why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in sorted(kind[1]))
             tokens = base.requests + sum(point.tokens for _, point in choice.values())
             goodput = max(base.requests / price.of({}), tokens / price.of(choice))
-            worth = price.worth(choice, goodput) if self.times.measured else {}
+            worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
             self._asked = {kind: (self.step + HOLD, worth, why)}
         return self._asked[kind][1:]
 
@@ -247,11 +247,15 @@ class Goodput(LengthPolicy):
         runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
         return Price(self.times, base, patience, runs, hopeful)
 
+    @property
+    def _mates(self) -> dict[str, list[str]]:
+        return {name: self.chains.get(it.facts.group or "", []) for name, it in self.arms.items() if not it.facts.chain}
+
     def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
         """Choose again."""
         choice, now.goodput = self.best(requests, room, base)
         price = self._price(requests, base)
-        now.worth = price.worth(choice, now.goodput)
+        now.worth = price.worth(choice, now.goodput, self._mates)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
         young = any(
@@ -339,7 +343,7 @@ class Goodput(LengthPolicy):
         choice: Choice = {**held, request.id: (drafter, point)}
         self.trying = True
         words = reason("try", drafter, point.nodes, 1, (0.0, point.tokens, hoped.tokens), seconds, price.of({}))
-        return {request.id: choice[request.id]}, price.worth(choice, now.goodput), words
+        return {request.id: choice[request.id]}, price.worth(choice, now.goodput, self._mates), words
 
     def _gain(self, requests: Sequence[Request]) -> dict[str, tuple[float, float]]:
         """For each K/V group, the seconds that its best drafter saves for each token of one of these requests, as
@@ -411,12 +415,10 @@ class Goodput(LengthPolicy):
             fewer = replace(work, rows=max(1, work.rows - round(nodes / work.passes)))
             rows = max(0.0, self.times.of_target(work) - self.times.of_target(fewer)) if nodes else 0.0
             plain = price(base.requests, base.context) / max(1, base.requests)
-            own = self._chosen(notes)
-            drafts = sum(seconds * own.get(name, 1.0) for name, seconds in times.drafts.items())
-            mine = sum(part.nodes * own.get(part.drafter, 1.0) for part in parts) / nodes if nodes else 0.0
-            more = sum(count - work.passes for request, count in tokens.items() if request in self._keys)
-            lost = sum(times.drafts.values()) + rows - (sum(tokens.values()) - work.passes * len(tokens)) * plain
-            self.governor.shared(times.total, lost, drafts + mine * rows - more * plain, prompts)
+            saved = {request: (count - work.passes) * plain for request, count in tokens.items()}
+            lost = sum(times.drafts.values()) + rows - sum(saved.values())
+            chosen = self._charged(notes, parts, times, rows / max(1, nodes), saved)
+            self.governor.shared(times.total, lost, chosen, prompts)
         elif not parts:
             self.governor.rested(work, times)
         else:
@@ -427,12 +429,23 @@ class Goodput(LengthPolicy):
                     got[key] = requests + 1, all_ + count
             self.governor.drafted(work, times.total - waited, got, sum(tokens.values()), self._straight, waited)
 
-    def _chosen(self, notes: Sequence[Note]) -> dict[str, float]:
-        """{drafter: the part of its requests for which it was chosen}. What users named is charged to nobody."""
+    def _charged(
+        self, notes: Sequence[Note], parts: Sequence[Drafting], times: Times, row: float, saved: Mapping[int, float]
+    ) -> dict[str, float]:
+        """{key: seconds lost by requests whose drafter was chosen for them}; "" is all together, and reads texts. What
+        users named is charged to nobody."""
         whole = [note for note in notes if not note.part]
         asked = Counter(note.drafter for note in whole)
-        chosen = Counter(note.drafter for note in whole if note.request in self._keys)
-        return {drafter: chosen[drafter] / count for drafter, count in asked.items()}
+        each = {part.drafter: times.drafts.get(part.drafter, 0.0) + row * part.nodes for part in parts}
+        out = defaultdict[str, float](float)
+        out[""] = sum(seconds for name, seconds in times.drafts.items() if name not in asked)
+        for note in whole:
+            for key in {"", self._keys[note.request]} if note.request in self._keys else ():
+                out[key] += each.get(note.drafter, 0.0) / asked[note.drafter]
+        for request in saved.keys() & self._keys.keys():
+            for key in {"", self._keys[request]}:
+                out[key] -= saved[request]
+        return out
 
     def drop(self, request: Request) -> None:
         self.beliefs.drop(request.id)

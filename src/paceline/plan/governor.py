@@ -160,15 +160,15 @@ class Governor:
             each.steps += worth / one
             self._book(key, took - worth, took)
 
-    def shared(self, seconds: float, lost: float, chosen: float, prompts: bool = True) -> None:
+    def shared(self, seconds: float, lost: float, chosen: Mapping[str, float], prompts: bool = True) -> None:
         """A step that `prompts` or drafts by name share, whose rows are not the planner's choice: `lost` is what it is
-        expected to have lost, and `chosen` what those have of it whose drafter was chosen for them."""
+        expected to have lost, and `chosen` what those have of it, by key, whose drafter was chosen for them."""
         self.seconds += seconds
         self.saved -= lost
         if prompts:
-            self.owed += max(0.0, chosen)
+            self.owed += max(0.0, chosen[""])
         else:
             self.mixed += seconds
-        self._book("", min(0.0, chosen) if prompts else chosen, seconds)
-        for key in [key for key in self.lost if key and not prompts]:
-            self._book(key, 0.0, seconds)
+        self._book("", min(0.0, chosen[""]) if prompts else chosen[""], seconds)
+        for key in {*self.lost, *chosen} - {""} if not prompts else ():
+            self._book(key, chosen.get(key, 0.0), seconds)
