@@ -24,7 +24,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from memory_plan import SHARES, Setting, fitting, grid, halved_until_it_fits
-from regret import ARMS, FACTS, Machine, OnMachine, Text, Truth
+from regret import OnMachine, Text, Truth
+from regret_machine import ARMS, FACTS, Machine
 
 from paceline.core.errors import CapacityError
 from paceline.core.noise import SimulationNoise

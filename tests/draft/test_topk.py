@@ -85,8 +85,7 @@ def served(target: Path, drafter: str, quantize: str | None, temperature: float,
     weight = cast(Any, llm.engine.components["draft"]).weights.norm.weight
     weight.mul_(1 + 0.5 * torch.randn(len(weight), generator=torch.Generator().manual_seed(4)))
     policy: Any = llm.engine.desk.policy
-    policy.patience, policy.fixed.row_cost = 1e9, 0.0  # rows are free, so that trees are worth it on every machine
-    policy.fixed.level_cost, policy.fixed.cheap_rows = 0.0, None
+    policy.patience, policy.fixed.cheap_rows = 1e9, None  # rows are free, so that trees are worth it on every machine
     llm.engine.recorder = rounds = Rounds()
     fixed = {"top_k": 0, "top_p": 1.0, "max_tokens": 70, "seed": 1, "ignore_eos": True}
     params = SamplingParams(temperature=temperature, **{**fixed, **more})

@@ -38,7 +38,7 @@ class Deaf(Governor):
     ) -> None:  # fmt: skip
         pass
 
-    def shared(self, seconds: float, lost: float, chosen: float, prompts: bool = True) -> None:
+    def shared(self, seconds: float, lost: float, chosen: Mapping[str, float], prompts: bool = True) -> None:
         pass
 
 

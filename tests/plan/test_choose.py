@@ -116,7 +116,7 @@ def test_not_drafting_is_priced_by_steps_of_several_passes() -> None:
     for rate, straight, drafts, runs in (
         (0.6, False, True, False), (0.6, True, False, False), (1.0, True, True, False), (0.6, True, True, True),
     ):  # fmt: skip
-        pick = chooser(Slow(), {"a": rate, "b": 0.0}, most=1)
+        pick = chooser(Slow(drafts={"a": Terms({})}), {"a": rate, "b": 0.0}, most=1)
         pick.arms["a"] = replace(pick.arms["a"], facts=replace(pick.arms["a"].facts, runs=runs))
         pick.patience = 0.02
         (request,) = requests(1)
@@ -568,3 +568,24 @@ def test_a_choice_is_made_next_to_a_named_drafter(measured: bool) -> None:
         assert bool(parts) or got[named.id] == Share("b", 0, 0)
     assert late.count("a") > 0.9 * len(late)
     assert not pick.governor.stops()
+
+
+def test_each_key_is_charged_its_own_drafts_next_to_a_named_drafter() -> None:
+    """Two keys draft with the same drafter next to a request that names another. One keeps all, the other nothing."""
+    pick = chooser(Frozen())
+    good, bad, named = (replace(r, key=key) for r, key in zip(requests(3, "a"), ("good", "bad", "")))
+    named = replace(named, arms=(), drafter="b")
+    pick.times.seen, pick.times.measured, pick.times.plains = 1, True, 1
+    pick.decide([good, bad, named], 99, base(3))
+    notes = [
+        Note(r.id, "b" if r is named else "a", 4, 4, [1] * 4, [1] * 4 if r is good else []) for r in (good, bad, named)
+    ]
+    parts = [Drafting("a", 2, 4, 8), Drafting("b", 1, 4, 4)]
+    work = base(3, 12)
+    target, plain = pick.times.of_target(work), pick.governor.pass_seconds(3, 0) / 3
+    rows = target - pick.times.of_target(base(3))
+    pick.learn(notes, work, parts, Times(target, {"a": 2e-3, "b": 9e-3}, 0.0))
+    lost, share = pick.governor.lost, LOSS * (target + 11e-3)
+    assert lost["bad"] == pytest.approx(1e-3 + rows / 3 - share)
+    assert lost["good"] == pytest.approx(max(-pick.governor.credit, 1e-3 + rows / 3 - 4 * plain - share))
+    assert lost[""] == pytest.approx(max(-pick.governor.credit, 2e-3 + 2 * rows / 3 - 4 * plain - share))

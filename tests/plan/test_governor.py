@@ -62,7 +62,7 @@ def test_a_text_that_was_read_is_paid_for_by_its_answer() -> None:
     governor = Governor(measured())
     rest(governor)
     for _ in range(4):
-        governor.shared(30 * PLAIN, 4 * CREDIT_STEPS * PLAIN, 4 * CREDIT_STEPS * PLAIN)
+        governor.shared(30 * PLAIN, 4 * CREDIT_STEPS * PLAIN, {"": 4 * CREDIT_STEPS * PLAIN})
         for _ in range(32):
             assert not governor.stops()
             draft(governor, PLAIN, 2)
@@ -75,7 +75,7 @@ def test_texts_that_were_read_for_nothing_are_booked_in_full() -> None:
     rest(governor)
     for _ in range(texts):
         if not governor.stops():
-            governor.shared(reading, reading, reading)
+            governor.shared(reading, reading, {"": reading})
         for _ in range(64):
             if governor.stops() or governor.due():
                 rest(governor)

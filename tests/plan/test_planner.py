@@ -51,8 +51,8 @@ def left(request: Request, drafter: str) -> int:
     return request.left - 1
 
 
-def fixed(nodes: int, cheap_rows: int | None = None, row_cost: float = 0.0) -> FixedLength:
-    made = FixedLength(left, cheap_rows, row_cost)
+def fixed(nodes: int, cheap_rows: int | None = None) -> FixedLength:
+    made = FixedLength(left, cheap_rows)
     made.enrol("ngram", DrafterFacts(nodes, chain=True))
     return made
 
@@ -98,64 +98,27 @@ def test_nodes_are_shared_when_many_run() -> None:
     assert [policy.nodes(wish, many(n)) for n in (1, 4, 40)] == [2, 2, 0], "others would wait for more"
 
 
-def test_rows_that_cost_have_to_bring_something() -> None:
-    """The price of a row in tokens, where the machine has one: the more requests share a pass, the more a row adds to
-    it. Who asks for a number of nodes gets them."""
-    mine, wish = request(0, 9, 8), Request(1, [0], SamplingParams(max_nodes=2), 0, drafter="ngram", max_tokens=9)
-    free, dear = fixed(5), fixed(5, row_cost=0.1)
+def test_nodes_of_a_named_drafter_have_to_bring_what_they_cost() -> None:
+    """Their price in tokens, where it was measured: the more requests share a pass, the more a row adds to it. Who asks
+    for a number of nodes gets them."""
+    times, passes = StepTimes(), [(Work(k, 1, 9, 9 * k, k), 1e-3 * (1 + k / 20)) for k in KNOTS if k <= 128]
 
-    def worth(policy: FixedLength, running: int) -> list[MinChance | None]:
-        base = Work(running, running, 9, 9, running)
-        return [share.min_chance for share in policy.decide([mine, wish], 99, base).shares.values()]
+    def worth(count: int) -> list[MinChance | None]:
+        policy = Goodput(times, lambda r, d: 8, FixedLength(left, None, times))
+        policy.enrol("model", DrafterFacts(8, True, "draft"))
+        rs = [Request(i, [0], SamplingParams(max_nodes=2 if i == 1 else None), 0, drafter="model", max_tokens=9)
+              for i in range(count)]  # fmt: skip
+        shares = policy.decide(rs, 999, Work(count, count, 9, 9, count)).shares
+        return [shares[r.id].min_chance for r in rs]
 
-    assert worth(free, 1) == [None, None]
-    (alone, asked), (among, _), (most, _) = worth(dear, 1), worth(dear, 4), worth(dear, 60)
-    assert alone is not None and among is not None and most is not None and asked is None
-    assert alone.node == pytest.approx(0.1 * 2.5 / 1.2) and alone.node < among.node < most.node < 1
-
-
-def test_a_pass_of_the_draft_model_costs_its_share_of_the_bytes_until_it_was_timed() -> None:
-    """Only of chains: a tree's levels are priced by its own measurements. A table takes the estimate's place."""
-    times = StepTimes()
-    policy = FixedLength(left, 16, 0.1, 0.4, times)
-    for name, facts in (("model", DrafterFacts(8, True, "draft")), ("ngram", DrafterFacts(8, True))):
-        policy.enrol(name, facts)
-    one, four = Work(1, 1, 9, 9, 1), Work(4, 4, 9, 9, 4)
-    assert policy.level(one, "model") == 0.4 and policy.level(four, "model") == pytest.approx(0.4 / 1.3)
-    assert policy.level(one, "ngram") == policy.level(one, "none") == 0
-    price = policy.worth(one, "model")
-    assert price is not None and price.node == pytest.approx((0.1 + 0.4) * 2.5 / (1 + 2 * 0.5))
-    ahead = FixedLength(left, 16, 0.1, 0.4)
-    ahead.enrol("pearl", DrafterFacts(8, True, "draft", ahead="path"))
-    assert ahead.level(one, "pearl") == 0, "it drafts while the target works"
-    tree = FixedLength(left, 16, 0.1, 0.4)
-    tree.enrol("topk", DrafterFacts(16, False, "draft"))
-    assert tree.level(one, "topk") == 0
-    times.fit_target([(Work(k, 1, 9, 9 * k, k), 1e-3 * (1 + k / 20)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)])
-    times.drafter("model").weights["depth"] = 0.2e-3
-    assert policy.level(one, "model") == pytest.approx(0.2, rel=0.2)
-
-
-def test_the_price_of_a_row_is_the_measured_one() -> None:
-    """Price of a row from a table made from passes, averaged over the cheap rows."""
-    times = StepTimes()
-    passes = [(Work(k, 1, 9, 9 * k, k), 1e-3 * (1 + k / 20)) for k in (1, 2, 4, 8, 16, 17, 24, 32, 64)]
-    policy = Goodput(times, lambda r, d: 8, FixedLength(left, 16, times=times))
-    assert policy.fixed.row(passes[0][0]) == 0, "nothing was measured, and nothing is configured"
+    assert worth(2) == [None, None], "nothing was measured"
     times.fit_target(passes)
-    row = policy.fixed.row(passes[0][0])
-    assert row == pytest.approx(1 / 20 / (1 + 1 / 20), rel=0.3)  # the fit is no more exact
-    assert StepTimes.load(times.dump()).measured and not StepTimes().measured
-    policy.enrol("model", DrafterFacts(8, True, "draft"))
-    policy.enrol("topk", DrafterFacts(16, False, "draft"))
-    policy.enrol("pearl", DrafterFacts(8, True, "draft", ahead="path"))
-    times.drafter("model").weights["depth"] = 0.5e-3
-    drafting = [policy.fixed.level(passes[0][0], name) for name in ("model", "topk", "pearl", "ngram")]
-    level = 0.5e-3 / times.of_target(passes[0][0])
-    assert drafting == [pytest.approx(level)] * 2 + [0.0, 0.0] and 0.4 < level < 0.6
-    dear = policy.fixed.worth(passes[0][0], "topk")
-    assert dear is not None and dear.level == pytest.approx(min(0.6, level * 2.5 / (1 + 2 * (row + level))))
-    assert FixedLength(left, times=times).row(passes[0][0]) == 0, "who sets the numbers of nodes gets them"
+    times.drafter("model").weights.update(depth=0.5e-3, nodes=1e-6)
+    (alone,), (among, asked, *_) = worth(1), worth(8)
+    assert alone is not None and among is not None and asked is None
+    pass_ = times.of_target(Work(1, 1, 9, 9, 1))
+    assert alone.level / alone.target == pytest.approx(0.5e-3 / pass_, rel=1e-3)
+    assert 0 < alone.row / alone.target < 0.1 and alone.row < among.row < 1
 
 
 @pytest.mark.parametrize(("knee", "nodes"), [(4, 3), (8, 7), (16, 15), (64, 15)])

@@ -1,7 +1,6 @@
 """From a user's options to an engine with its text half."""
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -74,7 +73,7 @@ def build(options: Options) -> tuple[Engine, Text]:
         options, blocks=shape.blocks, max_requests=shape.requests, row_budget=shape.rows, draft_rows=shape.drafted,
         remember=shape.remember, settings=settings_of(options.drafter_settings),
         drafter=name, nodes=fixed, block_size=memory.block_size, snapshots=memory.snapshots,
-        **costs(options, model, components),
+        cheap_rows=model.packing.free_rows if options.nodes is None else None,
     )  # fmt: skip
     eos = known_ids(text.eos, model.vocab_size, pair.model)
     check_defaults(text.defaults, pair.model, model.vocab_size)
@@ -159,15 +158,6 @@ def narrowed(options: Options, model: Decoder, components: dict[str, Component],
     drafts = DRAFT in components
     whose = cast(Narrows, components[DRAFT] if drafts else model)
     return vocabulary_of(wish_of(options.draft_vocab), whose, text, drafts=drafts)
-
-
-def costs(options: Options, model: Decoder, components: Mapping[str, Component]) -> dict[str, Any]:
-    """What rows and a draft model's passes cost before anything is measured (`FixedLength`); nothing where the number
-    of nodes was given."""
-    if options.nodes is not None:
-        return {}
-    level = components[DRAFT].weight_bytes / model.weight_bytes if DRAFT in components else 0.0
-    return {"cheap_rows": model.packing.free_rows, "row_cost": model.packing.row, "level_cost": level}
 
 
 def form_of(options: Options, quantize: str | None) -> dict[str, Any]:

@@ -28,9 +28,7 @@ class EngineConfig(StepOptions):
     nodes: dict[str, int] = field(default_factory=dict)
     """Default nodes per drafter; missing: the drafter's own."""
     cheap_rows: int | None = None
-    row_cost: float = 0.0
-    level_cost: float = 0.0
-    """These three are of `FixedLength`."""
+    """That of `FixedLength`."""
     patience_ms: float = PATIENCE_MS
     """Maximum time of a step of several passes, which are possible if there are no drafts or drafts need no Python; 0:
     each pass is a step."""

@@ -19,8 +19,8 @@ class DrafterTable:
     """The drafters of an engine, the policy that decides who drafts how much, and its latest decision."""
 
     def __init__(
-        self, policy: str, times: StepTimes, *, cheap_rows: int | None = None, row_cost: float = 0.0,
-        level_cost: float = 0.0, patience: float = 0.0, known: dict[str, Any] | None = None,
+        self, policy: str, times: StepTimes, *, cheap_rows: int | None = None,
+        patience: float = 0.0, known: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """`policy`: its name in `plan.POLICIES`; the other arguments are those of `plan.Basis`."""
         self.times = times
@@ -30,7 +30,7 @@ class DrafterTable:
         self._live: set[int] = set()
         """Requests that have been admitted and have not ended."""
         self.policy = POLICIES.get(policy)(
-            Basis(times, self.depth, cheap_rows, row_cost, level_cost, patience, known, lambda: len(self._live))
+            Basis(times, self.depth, cheap_rows, patience, known, lambda: len(self._live))
         )
         self.decision = StepDecision()
         self._nodes: dict[int, int] = {}

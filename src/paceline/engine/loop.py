@@ -77,9 +77,8 @@ class Engine:
         groups = [n for n, it in self.components.items() if keeps_rows(it) and n != TARGET]
         lagging = [n for n in groups if not self.components[n].taps and n not in stateful(self.components)]
         self.table = DrafterTable(
-            config.length, times or StepTimes(), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
-            level_cost=config.level_cost, patience=config.patience, known=known,
-        )  # fmt: skip
+            config.length, times or StepTimes(), cheap_rows=config.cheap_rows, patience=config.patience, known=known
+        )
         self.table.verifier_taps = {name: card.taps for name, card in VERIFIERS.items() if card.taps}
         self.layers = inputs(model.places) if "program" in model.abilities else 0
         self.desk = Desk.of(

@@ -103,7 +103,7 @@ class StepDecision:
             return True
         if (answer := self.answers.get((request, group))) is None:
             expected, best = (each * min(left - 1, HORIZON) for each in self.gain[group])
-            answer = expected >= seconds
+            answer = expected >= seconds and expected > 0.0
             least = hope * seconds
             need = least if hope == 1.0 else 2 * least
             if not answer and request == self.explorer and best >= least and self.room >= need:
@@ -139,14 +139,12 @@ class LengthPolicy:
 
 @dataclass(slots=True)
 class Basis:
-    """What a policy is made from. `cheap_rows`, `row_cost`, `level_cost`: those of `FixedLength`; `limit(request,
-    drafter)`: how deep a draft may be; `patience`: seconds that a step of several passes may take."""
+    """What a policy is made from. `cheap_rows`: that of `FixedLength`; `limit(request, drafter)`: how deep a draft may
+    be; `patience`: seconds that a step of several passes may take."""
 
     times: "StepTimes"
     limit: Callable[[Request, str], int]
     cheap_rows: int | None = None
-    row_cost: float = 0.0
-    level_cost: float = 0.0
     patience: float = 0.0
     known: dict[str, Any] | None = None
     """`LengthPolicy.state` of an earlier policy."""

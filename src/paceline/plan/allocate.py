@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from paceline.core.plan import MinChance, Work
 from paceline.plan.cost import Drafting, StepTimes
-from paceline.plan.governor import fitting
+from paceline.plan.governor import LOSS, fitting
 
-MARGIN = 1.01
+MARGIN = 1.0 + LOSS
 """How much better drafting has to be than not drafting: of many estimates the best is too good."""
 
 
@@ -81,21 +81,22 @@ class Price:
         saved = self.times.of_saved(self.base.more(round(rows)), parts) if self.times.beside else 0.0
         return self.rows(rows) + sum(map(of_draft, parts)) - saved
 
-    def worth(self, choice: Choice, goodput: float) -> dict[str, MinChance]:
+    def worth(self, choice: Choice, goodput: float, mates: Mapping[str, Sequence[str]]) -> dict[str, MinChance]:
         """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured cost).
-        A row's is its average where there is a draft: of a staircase the last step says little."""
+        A row's is its average where there is a draft: of a staircase the last step says little. `mates`: for each
+        drafter of trees those whose node is a pass of the same model."""
         out, every = {}, max(1, round(sum(point.rows for _, point in choice.values())))
         average = (self.rows(every) - self.rows(0)) / every
         n = self.base.requests
         pass_ = goodput * self.times.of_target(Work(n, n, self.base.context, self.base.context, n)) / n
         for part in parts_of(choice):
             row = average
-            if part.depth:  # a tree pays by passes, which it weighs itself
+            level = self.times.of_level(mates.get(part.drafter, ()))
+            if part.depth:
                 fewer = replace(part, nodes=max(0, part.nodes - part.requests))
                 row += (self.draft(part) - self.draft(fewer)) / part.requests
-            level = self.draft(part) - self.draft(replace(part, depth=max(0, part.depth - 1)))
-            level *= goodput / part.requests
-            out[part.drafter] = MinChance(goodput * row, level, pass_)
+                level = self.draft(part) - self.draft(replace(part, depth=max(0, part.depth - 1)))
+            out[part.drafter] = MinChance(goodput * row, goodput * level / part.requests, pass_)
         return out
 
 

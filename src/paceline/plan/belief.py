@@ -18,9 +18,9 @@ SPREAD = 6.0
 """Rounds that a drafter's mean counts for in a text's own figures: how alike texts are."""
 PRIOR_ROUNDS = 2.0
 """Rounds that a prior counts for."""
-LOOKUP, MODEL, OTHER_PRIOR = 0.3, 0.75, 0.55
-"""Prior chance of a first node: of a drafter that reads texts alone, of a model's, of any other. A draft model that a
-user gives is expected to be of use."""
+LOOKUP, MODEL = 0.3, 0.75
+"""Prior chance of a first node: of a drafter that reads texts alone, and of a model's or a head's. What a user gives is
+expected to be of use."""
 Z = 1.3
 """Standard deviations from the mean to a bound."""
 RECALLED = 24.0
@@ -82,7 +82,7 @@ class Expected:
 class Belief:
     """Acceptance of one drafter, or of one size of a tree, over all texts."""
 
-    prior: float = OTHER_PRIOR
+    prior: float = MODEL
     ends: bool = False
     """Does it end a draft where it is not sure? Then a depth that was never asked for is expected to have a row only
     where the one above is kept."""
@@ -135,7 +135,7 @@ class Belief:
         out, reached, row = Expected([], [], []), 1.0, 1.0
         for d, chance in enumerate(chances):
             at = min(d, DEPTH - 1)
-            few, row = max(0.0, 4.0 - self.asked[at]), min(row, reached) if self.ends else row
+            few, row = max(0.0, PRIOR_ROUNDS - self.asked[at]), min(row, reached) if self.ends else row
             row = (self.offered[at] + few * row) / (self.asked[at] + few)
             reached *= chance
             out.chance.append(chance)

@@ -5,7 +5,7 @@ All that it reads is known before anything is drawn in the step, so any verifier
 clock and no chance: equal inputs make equal decisions.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -90,8 +90,11 @@ class Goodput(LengthPolicy):
     _keys: dict[int, str] = field(default_factory=dict)
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
-    _asked: tuple[tuple[int, frozenset[str]], int, tuple[str, ...]] = ((0, frozenset()), 0, ())
-    """Reasons for drafters that users named: for whom they hold, the step at which they are too old, and the words."""
+    _asked: dict[tuple[int, frozenset[str]], tuple[int, dict[str, MinChance], tuple[str, ...]]] = field(
+        default_factory=dict
+    )
+    """{how many requests named which drafters: the step at which this is too old, what their nodes have to bring, and
+    why}, of the latest"""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.times)
@@ -112,8 +115,8 @@ class Goodput(LengthPolicy):
         self.arms[drafter] = Arm.of(drafter, facts, like)
         if facts.ahead:
             self.times.beside.setdefault(drafter, 0.0)
-        if facts.group is not None or not facts.taps:
-            self.beliefs.priors[drafter] = LOOKUP if facts.group is None else MODEL, facts.stops_early and facts.chain
+        prior = LOOKUP if facts.group is None and not facts.taps else MODEL
+        self.beliefs.priors[drafter] = prior, facts.stops_early and facts.chain
 
     # -- a step --------------------------------------------------------------------------------------------------------
 
@@ -149,24 +152,33 @@ class Goodput(LengthPolicy):
             whole = replace(base, rows=base.rows + used) if used else base
             shares.update(self._choose(free, room - used, whole, first, decision))
         decision.shares = shares
-        decision.passes = self._passes(requests, decision, base)
         if named:
-            decision.why = (*decision.why, *self._obeyed(named, shares, base))
+            worth, why = self._obeyed(named, shares, base)
+            decision.why = (*decision.why, *why)
+            for r in named:
+                if r.params.max_nodes is None:
+                    shares[r.id] = shares[r.id]._replace(min_chance=worth.get(r.drafter))
+        decision.passes = self._passes(requests, decision, base)
         return decision
 
-    def _obeyed(self, requests: Sequence[Request], shares: Mapping[int, Share], base: Work) -> tuple[str, ...]:
-        """What drafters that users named bring and cost, as far as it is known."""
+    def _obeyed(
+        self, requests: Sequence[Request], shares: Mapping[int, Share], base: Work
+    ) -> tuple[dict[str, MinChance], tuple[str, ...]]:
+        """What the nodes of drafters that users named have to bring, if that was measured, and what they cost."""
         asked = [(r, it) for r in requests if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms]
         kind = len(asked), frozenset(share.drafter for _, share in asked)
-        if kind != self._asked[0] or self.step >= self._asked[1]:
+        if kind not in self._asked or self.step >= self._asked[kind][0]:
             choice: Choice = {
                 r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), base.requests)[0])
                 for r, it in asked
             }
             price = self._price(requests, base)
             why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in sorted(kind[1]))
-            self._asked = kind, self.step + HOLD, why
-        return self._asked[2]
+            tokens = base.requests + sum(point.tokens for _, point in choice.values())
+            goodput = max(base.requests / price.of({}), tokens / price.of(choice))
+            worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
+            self._asked = {kind: (self.step + HOLD, worth, why)}
+        return self._asked[kind][1:]
 
     def _choose(
         self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision
@@ -208,6 +220,7 @@ class Goodput(LengthPolicy):
         drafting = [r for r in requests if decision.shares[r.id].nodes]
         names = {decision.shares[r.id].drafter for r in drafting}
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
+        runs = runs and names <= self.times.drafts.keys()
         if not runs or not self._straight:
             return 1
         points = [
@@ -234,11 +247,15 @@ class Goodput(LengthPolicy):
         runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
         return Price(self.times, base, patience, runs, hopeful)
 
+    @property
+    def _mates(self) -> dict[str, list[str]]:
+        return {name: self.chains.get(it.facts.group or "", []) for name, it in self.arms.items() if not it.facts.chain}
+
     def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
         """Choose again."""
         choice, now.goodput = self.best(requests, room, base)
         price = self._price(requests, base)
-        now.worth = price.worth(choice, now.goodput)
+        now.worth = price.worth(choice, now.goodput, self._mates)
         now.picks = {r.id: choice.get(r.id) for r in requests}
         used = Counter(drafter for drafter, _ in choice.values())
         young = any(
@@ -326,7 +343,7 @@ class Goodput(LengthPolicy):
         choice: Choice = {**held, request.id: (drafter, point)}
         self.trying = True
         words = reason("try", drafter, point.nodes, 1, (0.0, point.tokens, hoped.tokens), seconds, price.of({}))
-        return {request.id: choice[request.id]}, price.worth(choice, now.goodput), words
+        return {request.id: choice[request.id]}, price.worth(choice, now.goodput, self._mates), words
 
     def _gain(self, requests: Sequence[Request]) -> dict[str, tuple[float, float]]:
         """For each K/V group, the seconds that its best drafter saves for each token of one of these requests, as
@@ -350,6 +367,8 @@ class Goodput(LengthPolicy):
                 took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
                 saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
+            if drafter not in self.times.drafts:  # what it costs is not known: one request finds out
+                saved[0] = 0.0
             best_of = out.get(arm.facts.group, (0.0, 0.0))
             out[arm.facts.group] = max(best_of[0], saved[0]), max(best_of[1], saved[1])
         self._gains[n] = self.step, out
@@ -396,12 +415,10 @@ class Goodput(LengthPolicy):
             fewer = replace(work, rows=max(1, work.rows - round(nodes / work.passes)))
             rows = max(0.0, self.times.of_target(work) - self.times.of_target(fewer)) if nodes else 0.0
             plain = price(base.requests, base.context) / max(1, base.requests)
-            own = self._chosen(notes)
-            drafts = sum(seconds * own.get(name, 1.0) for name, seconds in times.drafts.items())
-            mine = sum(part.nodes * own.get(part.drafter, 1.0) for part in parts) / nodes if nodes else 0.0
-            more = sum(count - work.passes for request, count in tokens.items() if request in self._keys)
-            lost = sum(times.drafts.values()) + rows - (sum(tokens.values()) - work.passes * len(tokens)) * plain
-            self.governor.shared(times.total, lost, drafts + mine * rows - more * plain, prompts)
+            saved = {request: (count - work.passes) * plain for request, count in tokens.items()}
+            lost = sum(times.drafts.values()) + rows - sum(saved.values())
+            chosen = self._charged(notes, parts, times, rows / max(1, nodes), saved)
+            self.governor.shared(times.total, lost, chosen, prompts)
         elif not parts:
             self.governor.rested(work, times)
         else:
@@ -412,12 +429,23 @@ class Goodput(LengthPolicy):
                     got[key] = requests + 1, all_ + count
             self.governor.drafted(work, times.total - waited, got, sum(tokens.values()), self._straight, waited)
 
-    def _chosen(self, notes: Sequence[Note]) -> dict[str, float]:
-        """{drafter: the part of its requests for which it was chosen}. What users named is charged to nobody."""
+    def _charged(
+        self, notes: Sequence[Note], parts: Sequence[Drafting], times: Times, row: float, saved: Mapping[int, float]
+    ) -> dict[str, float]:
+        """{key: seconds lost by requests whose drafter was chosen for them}; "" is all together, and reads texts. What
+        users named is charged to nobody."""
         whole = [note for note in notes if not note.part]
         asked = Counter(note.drafter for note in whole)
-        chosen = Counter(note.drafter for note in whole if note.request in self._keys)
-        return {drafter: chosen[drafter] / count for drafter, count in asked.items()}
+        each = {part.drafter: times.drafts.get(part.drafter, 0.0) + row * part.nodes for part in parts}
+        out = defaultdict[str, float](float)
+        out[""] = sum(seconds for name, seconds in times.drafts.items() if name not in asked)
+        for note in whole:
+            for key in {"", self._keys[note.request]} if note.request in self._keys else ():
+                out[key] += each.get(note.drafter, 0.0) / asked[note.drafter]
+        for request in saved.keys() & self._keys.keys():
+            for key in {"", self._keys[request]}:
+                out[key] -= saved[request]
+        return out
 
     def drop(self, request: Request) -> None:
         self.beliefs.drop(request.id)
@@ -439,7 +467,7 @@ def reason(
 @POLICIES.register("goodput", Chooses("most expected tokens a second; a fixed number where a drafter is named", True))
 def goodput(basis: Basis) -> LengthPolicy:
     """The default."""
-    fixed = FixedLength(basis.limit, basis.cheap_rows, basis.row_cost, basis.level_cost, basis.times)
+    fixed = FixedLength(basis.limit, basis.cheap_rows, basis.times)
     made = Goodput(basis.times, basis.limit, fixed, basis.patience, basis.live)
     if basis.known is not None:
         made.beliefs.recall(basis.known["beliefs"])

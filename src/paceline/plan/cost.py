@@ -165,6 +165,10 @@ class StepTimes:
     served: dict[str, int] = field(default_factory=dict)
     """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
     machine that has changed since has changed for it, too."""
+    reading: dict[str, float] = field(default_factory=dict)
+    """{drafter: seconds that it reads a prompt, as a share of the target's}, as steps with prompts had it"""
+    timed: set[int] = field(default_factory=set)
+    """Knots that a pass has touched where nothing was measured before the first request."""
     latest: list[Drafting] = field(default_factory=list)
     """What the latest step drafted."""
     doubt: float = 1.0
@@ -192,8 +196,11 @@ class StepTimes:
     def of_reading(self, drafters: Iterable[str], rows: int) -> float:
         """Seconds in which the draft model of these drafters reads `rows` of a text: it takes about as many times
         longer for them than for one as the target does."""
-        whole = Work(rows, 1, rows, rows * rows // 2, 1)
-        return self.of_level(drafters) * self.of_target(whole) / self.of_target(Work.of([(1, rows, 1)]))
+        whole, each = Work(rows, 1, rows, rows * rows // 2, 1), list(drafters)
+        share = next((self.reading[name] for name in each if name in self.reading), None)
+        if share is None:
+            share = self.of_level(each) / self.of_target(Work.of([(1, rows, 1)]))
+        return share * self.of_target(whole)
 
     def hope(self, drafter: str) -> float:
         """Lowest share of a drafter's price that can be true."""
@@ -267,6 +274,10 @@ class StepTimes:
         new = {part.drafter for part in parts} - self.drafts.keys()
         with_prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
         self.latest = [] if with_prompts else [*parts]  # next to prompts drafters have read those, too
+        if with_prompts and self.seen:
+            for name in times.drafts.keys() - {part.drafter for part in parts}:
+                share = times.drafts[name] / max(times.target, FLOOR)
+                self.reading[name] = self.reading.get(name, share) + DRIFT * (share - self.reading.get(name, share))
         for part in self.latest:
             if part.nodes:
                 self.drafter(part.drafter)
@@ -290,7 +301,7 @@ class StepTimes:
         steps."""
         terms, ratio = self.drafts[part.drafter], seconds / max(self.of_draft(part), FLOOR)
         served = self.served.get(part.drafter, 0)
-        young = self.measured and part.nodes and served <= YOUNG
+        young = part.nodes and served <= YOUNG and (self.measured or (new and self.plains > 0))
         if young and (ratio < 1.0 / OFF or (ratio > OFF and new)):
             terms = terms.scaled(max(ratio, FLOOR))
         elif young and self.doubt > 1.0:
@@ -314,11 +325,18 @@ class StepTimes:
             weight = 1.0 if first else DRIFT
             faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + weight * (ratio - 1.0)
             self.speed *= faster
+            if first and not self.measured:  # what was timed keeps its seconds
+                for k in self.timed - hats(work.rows).keys():
+                    self.target.weights[k] /= faster
             for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
             self.doubt = max(1.0, self.doubt * faster)
         ratio /= faster
-        if quick:
+        unknown = not self.measured and self.seen > 1 and not {*hats(work.rows)} <= self.timed
+        if quick or unknown:
+            if unknown:
+                ratio = max(seconds, FLOOR) / max(expected, FLOOR) / faster
+                self.timed |= {k for k, part in hats(work.rows).items() if part}
             for k in hats(work.rows):
                 self.target.weights[k] *= ratio
         else:

@@ -16,8 +16,8 @@ from paceline.plan.cost import OFF, StepTimes, Times
 
 LOSS = 0.01
 """Share of the time that may be lost to speculation in the long run."""
-CREDIT_S, CREDIT_STEPS = 1.0, 5
-"""What may be lost beyond that: the lesser of this many seconds and this many plain steps of one request."""
+CREDIT_STEPS = 5
+"""What may be lost beyond that, in plain steps of one request."""
 SURE = 4.0
 """Mean errors by which a step differs from what was expected for a reason of its own."""
 MOST_KEYS = 256
@@ -34,8 +34,7 @@ def fitting(patience: float, seconds: float) -> int:
 @dataclass(slots=True)
 class Unchecked:
     """Drafted steps between two plain ones. They are booked at the price of a plain step that was known, and once more
-    when the next plain step says what the price is, at the mean of both. Before the very first plain step the price was
-    that of start-up, which may have been corrected since; so there only the number of plain steps counts."""
+    when the next plain step says what the price is, at the mean of both."""
 
     lost: float
     """Seconds lost according to the account before these steps."""
@@ -43,7 +42,7 @@ class Unchecked:
     worth: float = 0.0
     """Seconds of plain decoding for their tokens, at the price that was known."""
     steps: float = 0.0
-    """Plain steps of one request that take as long as plain decoding of these tokens."""
+    """Plain steps of one request that take as long: what they are worth when the price has been corrected."""
 
 
 @dataclass(slots=True)
@@ -75,7 +74,7 @@ class Governor:
 
     @property
     def credit(self) -> float:
-        return min(CREDIT_S, CREDIT_STEPS * self.pass_seconds(1, 0))
+        return CREDIT_STEPS * self.pass_seconds(1, 0)
 
     @property
     def account(self) -> Account:
@@ -116,11 +115,9 @@ class Governor:
         expected = self.times.of_target(work) + self.times.of_rest(work.requests, 0, work.passes)
         if self.times.seen:  # else the table's scale is not known yet
             ratio = (times.target + times.rest) / expected
-            changed, price = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0), self.pass_seconds(1, 0)
-            if self.blind:
-                changed = min(OFF, ratio) - 1.0
+            changed = 0.5 * (min(OFF, max(1.0 / OFF, ratio)) - 1.0)
             for key, each in self.open.items():
-                worth = (1.0 + changed) * (each.worth if self.times.plains else each.steps * price)
+                worth = (1.0 + changed) * each.steps * self.pass_seconds(1, 0)
                 self.lost[key] = each.lost
                 self._book(key, each.seconds - worth, each.seconds)
                 if key == "":
@@ -163,15 +160,15 @@ class Governor:
             each.steps += worth / one
             self._book(key, took - worth, took)
 
-    def shared(self, seconds: float, lost: float, chosen: float, prompts: bool = True) -> None:
+    def shared(self, seconds: float, lost: float, chosen: Mapping[str, float], prompts: bool = True) -> None:
         """A step that `prompts` or drafts by name share, whose rows are not the planner's choice: `lost` is what it is
-        expected to have lost, and `chosen` what those have of it whose drafter was chosen for them."""
+        expected to have lost, and `chosen` what those have of it, by key, whose drafter was chosen for them."""
         self.seconds += seconds
         self.saved -= lost
         if prompts:
-            self.owed += max(0.0, chosen)
+            self.owed += max(0.0, chosen[""])
         else:
             self.mixed += seconds
-        self._book("", min(0.0, chosen) if prompts else chosen, seconds)
-        for key in [key for key in self.lost if key and not prompts]:
-            self._book(key, 0.0, seconds)
+        self._book("", min(0.0, chosen[""]) if prompts else chosen[""], seconds)
+        for key in {*self.lost, *chosen} - {""} if not prompts else ():
+            self._book(key, chosen.get(key, 0.0), seconds)

@@ -18,8 +18,8 @@ class Twin:
     def __init__(self, setup: Setup) -> None:
         config = setup.config
         self.table = DrafterTable(
-            config.length, StepTimes.load(setup.times), cheap_rows=config.cheap_rows, row_cost=config.row_cost,
-            level_cost=config.level_cost, patience=config.patience, known=setup.learned,
+            config.length, StepTimes.load(setup.times), cheap_rows=config.cheap_rows, patience=config.patience,
+            known=setup.learned,
         )  # fmt: skip
         for drafter, facts in setup.entries.items():
             self.table.enrol(drafter, facts)
