@@ -1,6 +1,8 @@
 """What is timed before the first request, on machines that have no time for it."""
 
+import os
 from pathlib import Path
+from time import time
 
 import pytest
 
@@ -60,14 +62,19 @@ def test_prompts_that_there_is_no_time_for_are_priced_without_scores(llm: LLM, m
 
 
 @pytest.mark.parametrize("cpu, waits, doubt", [(10.0, 0.0, 1.0), (2.0, 0.0, 5.0), (10.0, 15.0, 2.5)])
-def test_a_table_of_a_busy_start_is_doubted_and_not_kept(
+def test_a_table_of_a_busy_start_is_doubted_and_soon_measured_again(
     llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cpu: float, waits: float, doubt: float
 ) -> None:
     """Ten seconds on the clock: with a CPU, with a fifth of one, and as one of many threads that want one."""
     clocks = {"perf_counter": [0.0, 10.0], "process_time": [0.0, cpu], "waited": [0.0, waits]}
     for name, values in clocks.items():
         monkeypatch.setattr(calibrate, name, iter(values).__next__)
-    monkeypatch.setattr(calibrate, "place", lambda facts: tmp_path / "times.json")
+    path = tmp_path / "times.json"
+    monkeypatch.setattr(calibrate, "place", lambda facts: path)
     monkeypatch.setattr(calibrate, "measure", lambda engine: StepTimes())
     times = calibrate.calibrated(llm.engine, {})
-    assert times.doubt == doubt and (tmp_path / "times.json").exists() == (doubt == 1.0)
+    assert times.doubt == doubt
+    for minutes, found in ((1, True), (11, doubt == 1.0)):
+        os.utime(path, times=(time() - 60 * minutes,) * 2)
+        known = calibrate.kept(path)
+        assert (known is not None) == found and (known is None or known.doubt == doubt)

@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from hypothesis import strategies as st
 
@@ -282,8 +283,54 @@ def run(engine: Engine, wishes: list[Wish], rng: random.Random | None = None) ->
     return groups
 
 
+def laws(setting: Setting, wish: Wish, request: Request) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """At each place of a request's output the distribution [V] and the log-probabilities [V] that plain decoding has
+    there."""
+    toy, sampler = setting.target(wish.params.adapter), Sampler(VOCAB, grammars=GRAMMARS)
+    twin = Request(0, list(wish.prompt), wish.params, request.seed, eos=frozenset({EOS}), lineage=request.lineage)
+    sampler.admit(twin)
+    p, log_p = [], []
+    for token in request.output:
+        row = [(twin, ())]
+        scores = sampler.scores(row, toy.next_logits(twin.tokens)[None])
+        p.append(sampler.probs(row, scores)[0])
+        log_p.append(scores[0].log_softmax(-1) if wish.params.greedy else scores[0])
+        twin.append(token, False)
+        sampler.commit(twin, [token])
+    return p, log_p
+
+
+def check_end(wish: Wish, request: Request) -> None:
+    """It ended at the first token that may end it, or at its limit."""
+    params, output = wish.params, request.output
+    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
+    ends = [i for i, token in enumerate(output, 1) if i >= params.min_tokens and token in stops]
+    limit = min(MAX_LEN - len(wish.prompt), params.max_tokens or MAX_LEN)
+    assert (request.finish, ends) in (("stop", [len(output)]), ("length", [])), (request.finish, request.error, ends)
+    assert len(output) <= limit and (ends or len(output) == limit)
+
+
+def check_stats(request: Request) -> None:
+    """Every pass gives at least one token, one of them not drafted; the last one may be cut by the end of the text."""
+    stats, drafted = request.stats, sum(author is not None for author in request.authors)
+    assert stats.generated == len(request.output) == len(request.authors)
+    assert len(request.output) - stats.passes <= drafted <= stats.accepted <= stats.drafted
+    assert stats.accepted - drafted <= len(stats.kept) and stats.passes >= max(stats.kept, default=0)
+    assert stats.kept == sorted(stats.kept, reverse=True)
+    assert all(kept <= offered for kept, offered in zip(stats.kept, stats.offered))
+
+
+def check_logprobs(wish: Wish, request: Request, log_p: list[torch.Tensor]) -> None:
+    assert [entry.token for entry in request.logprobs] == request.output
+    for entry, row in zip(request.logprobs, log_p):
+        best = sorted(((x, -t) for t, x in enumerate(row.tolist()) if x > float("-inf")), reverse=True)
+        want = {-t: x for x, t in best[: wish.params.logprobs]}
+        assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-12)
+        assert entry.top == pytest.approx(want, abs=1e-12)
+
+
 def check(setting: Setting, wishes: list[Wish], rng: random.Random | None = None) -> Engine:
-    """Every sample equals plain decoding; no drafter failed."""
+    """Every sample equals plain decoding, log-probabilities too, and its statistics add up; no drafter failed."""
     engine = setting.engine()
     groups = run(engine, wishes, rng)
     assert engine.drafters.errors == []
@@ -292,8 +339,10 @@ def check(setting: Setting, wishes: list[Wish], rng: random.Random | None = None
             lineage = (i,) if wish.params.n > 1 else ()
             want = plain(setting.target(wish.params.adapter), wish.prompt, wish.params, lineage)
             assert request.output == want, (wish, request.output, want)
+            check_end(wish, request)
+            check_stats(request)
             if wish.params.logprobs is not None:
-                assert [entry.token for entry in request.logprobs] == want
+                check_logprobs(wish, request, laws(setting, wish, request)[1])
     return engine
 
 

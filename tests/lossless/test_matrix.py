@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -33,10 +34,10 @@ AXES: dict[str, Sequence[Any]] = {
     "nodes": [1, 2, 3, 5, 8, 12], "prefix_cache": [True, False], "schedule": SCHEDULES, "order": list(ORDERS),
     "group_size": [None, 1, 2], "layer_groups": [None, 2, 99],
     "patience_ms": [0.0, 1e9], "words": [0, 1, 3, 5], "n": [1, 3],
-    "ignore_eos": [True, False], "adapter": list(TURNS), "max_loras": [1, 4],
+    "ignore_eos": [True, False], "logprobs": [None, None, 1], "adapter": list(TURNS), "max_loras": [1, 4],
 }  # fmt: skip
 """Of the engine, and of the requests."""
-WISHED = ("feature", "nodes", "n", "ignore_eos", "adapter")
+WISHED = ("feature", "nodes", "n", "ignore_eos", "logprobs", "adapter")
 
 
 @cache
@@ -46,9 +47,8 @@ def design() -> list[dict[str, Any]]:
     return pairwise({"cell": CELLS, **AXES}, seed=0)
 
 
-def wish(rng: random.Random, drafter: str, verifier: str, feature: str, n: int, ignore_eos: bool, adapter: str) -> Wish:
-    params: dict[str, Any] = {"top_k": 0, "top_p": 1.0, "n": n, "ignore_eos": ignore_eos, **FEATURES[feature]}
-    params["adapter"] = adapter
+def wish(rng: random.Random, drafter: str, verifier: str, feature: str, **drawn: Any) -> Wish:
+    params: dict[str, Any] = {"top_k": 0, "top_p": 1.0, **drawn, **FEATURES[feature]}
     params |= {"seed": rng.getrandbits(64), "drafter": drafter, "verifier": verifier}
     params["max_tokens"] = rng.randint(max(1, params.get("min_tokens", 0)), 24)
     prompt = [rng.randrange(VOCAB) for _ in range(rng.randint(1, 20))]
@@ -57,18 +57,26 @@ def wish(rng: random.Random, drafter: str, verifier: str, feature: str, n: int, 
 
 @pytest.mark.parametrize(("drafter", "verifier"), CELLS)
 def test_cells(drafter: str, verifier: str) -> None:
-    """One drafter and one rule: its rows of the design, two requests each with the same prompt, of which one may have
-    another adapter."""
-    rng = random.Random(drafter)
+    """One drafter and one rule: its rows of the design, two requests each, often with the same prompt, of which one
+    may have another adapter. In half of them arrivals are spread and slots dropped. Drafts were made and requests
+    pre-empted."""
+    rng, preempted, drafted = random.Random(drafter), 0, 0
     for row in (dict(row) for row in design() if row["cell"] == (drafter, verifier)):
         del row["cell"]
-        feature, nodes, n, ignore_eos, adapter = (row.pop(name) for name in WISHED)
+        wished = {name: row.pop(name) for name in WISHED}
+        nodes = wished.pop("nodes")
         setting = Setting(**row, nodes={drafter: nodes} if drafter != "none" else {}, clock=rng.getrandbits(16))
-        whose = [adapter, rng.choice([*TURNS])]
-        first, second = (wish(rng, drafter, verifier, feature, n, ignore_eos, name) for name in whose)
+        whose = [wished["adapter"], rng.choice([*TURNS])]
+        first, second = (wish(rng, drafter, verifier, **{**wished, "adapter": name}) for name in whose)
         if rng.random() < 0.5:
             second.prompt = first.prompt
-        check(setting, [first, second])
+        wishes = [first, second]
+        if row["blocks"] == 1:  # short prompts with long answers are admitted together, and push each other out
+            wishes = [replace(it, prompt=it.prompt[:4], params=replace(it.params, max_tokens=40)) for it in wishes]
+        totals = check(setting, wishes, rng if rng.random() < 0.5 else None).desk.totals
+        preempted += totals.preemptions
+        drafted += sum(stats.drafted for stats in totals.drafters.values())
+    assert preempted and (drafted or drafter == "none"), (preempted, drafted)
 
 
 @pytest.mark.full

@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from paceline.core.errors import RefusalError
 from paceline.core.params import SamplingParams
@@ -14,8 +13,20 @@ from paceline.core.request import Request
 from paceline.draft import DRAFTERS
 from paceline.draft.head import HEADS
 from paceline.engine.loop import Engine
-from paceline.sample.sampler import Sampler
-from tests.lossless.cases import AUTOMATON, EOS, FEATURES, GRAMMARS, MAX_LEN, Setting, Wish, masked, plain, run
+from tests.lossless.cases import (
+    AUTOMATON,
+    EOS,
+    FEATURES,
+    Setting,
+    Wish,
+    check_end,
+    check_logprobs,
+    check_stats,
+    laws,
+    masked,
+    plain,
+    run,
+)  # fmt: skip
 from tests.lossless.matrix_page import EACH, HAVE, LEAST, NAME, PAGE, legal, page, refusals
 from tests.lossless.test_mutants import penalties_frozen
 from tests.toy import VOCAB
@@ -98,52 +109,6 @@ def random_wish(rng: random.Random, drafter: str, verifier: str, feature: str) -
     return Wish(prompt, SamplingParams(**{**base, **FEATURES[feature]}).resolve({}))
 
 
-def laws(setting: Setting, wish: Wish, request: Request) -> tuple[list[Tensor], list[Tensor]]:
-    """At each place of a request's output the distribution [V] and the log-probabilities [V] that plain decoding has
-    there."""
-    toy, sampler = setting.target(), Sampler(VOCAB, grammars=GRAMMARS)
-    twin = Request(0, list(wish.prompt), wish.params, request.seed, eos=frozenset({EOS}), lineage=request.lineage)
-    sampler.admit(twin)
-    p, log_p = [], []
-    for token in request.output:
-        row = [(twin, ())]
-        scores = sampler.scores(row, toy.next_logits(twin.tokens)[None])
-        p.append(sampler.probs(row, scores)[0])
-        log_p.append(scores[0].log_softmax(-1) if wish.params.greedy else scores[0])
-        twin.append(token, False)
-        sampler.commit(twin, [token])
-    return p, log_p
-
-
-def check_end(wish: Wish, request: Request) -> None:
-    """It ended at the first token that may end it, or at its limit."""
-    params, output = wish.params, request.output
-    stops = set(params.stop_token_ids) | (set() if params.ignore_eos else {EOS})
-    ends = [i for i, token in enumerate(output, 1) if i >= params.min_tokens and token in stops]
-    limit = min(MAX_LEN - len(wish.prompt), params.max_tokens or MAX_LEN)
-    assert (request.finish, ends) in (("stop", [len(output)]), ("length", [])), (request.finish, request.error, ends)
-    assert len(output) <= limit and (ends or len(output) == limit)
-
-
-def check_stats(request: Request) -> None:
-    """Every pass gives at least one token, one of them not drafted; the last one may be cut by the end of the text."""
-    stats, drafted = request.stats, sum(author is not None for author in request.authors)
-    assert stats.generated == len(request.output) == len(request.authors)
-    assert len(request.output) - stats.passes <= drafted <= stats.accepted <= stats.drafted
-    assert stats.accepted - drafted <= len(stats.kept) and stats.passes >= max(stats.kept, default=0)
-    assert stats.kept == sorted(stats.kept, reverse=True)
-    assert all(kept <= offered for kept, offered in zip(stats.kept, stats.offered))
-
-
-def check_logprobs(wish: Wish, request: Request, log_p: list[Tensor]) -> None:
-    assert [entry.token for entry in request.logprobs] == request.output
-    for entry, row in zip(request.logprobs, log_p):
-        best = sorted(((x, -t) for t, x in enumerate(row.tolist()) if x > float("-inf")), reverse=True)
-        want = {-t: x for x, t in best[: wish.params.logprobs]}
-        assert entry.logprob == pytest.approx(float(row[entry.token]), abs=1e-12)
-        assert entry.top == pytest.approx(want, abs=1e-12)
-
-
 def check_request(setting: Setting, wish: Wish, request: Request, *, text: bool) -> None:
     """What holds of every single run under any rule. With `text`, and for greedy requests: the plain text."""
     check_end(wish, request)
@@ -191,10 +156,11 @@ def check_cell(drafter: str, verifier: str, features: list[str], seed: int) -> l
     return out
 
 
-@pytest.mark.parametrize(("drafter", "verifier"), legal())
+@pytest.mark.parametrize(("drafter", "verifier"), legal("distribution", "none"))
 def test_a_legal_cell_holds(drafter: str, verifier: str) -> None:
     """Requests of every feature as many; drafts were made and requests pre-empted in it. A drafter that found nothing
-    to guess in these texts gets others, twice at most."""
+    to guess in these texts gets others, twice at most. `test_matrix.test_cells` has the cells that keep the
+    text."""
     requests = check_cell(drafter, verifier, list(FEATURES) * EACH, 0)
     assert len(requests) >= EACH * len(FEATURES)
     for seed in (2, 3):

@@ -29,6 +29,7 @@ from tests.model.units import compiled, in_software
 from tests.oracle.cases import CASES, VOCAB, Case, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.sample.ruled import SOME_RULES
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.skipif(library() is None, reason="this machine has no AVX2, or no compiler")
 FORMS = {
@@ -46,7 +47,8 @@ FORMS = {
 """Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations; heads of 6 to 128
 dimensions; layer norms with biases and a feed-forward part without gates, parts side by side, post norms alone and one
 norm over all heads, scaled residuals and logits."""
-SHARED = [pytest.param(name, marks=pytest.mark.full if name in ("cohere2", "granite") else ()) for name in FORMS]
+CELLS = [(form, unit, quantize) for form in FORMS for unit in Unit for quantize in (None, "int8", "int4")]
+"""A form, what multiplies, and the weights: each pair of two of them in every run, all three in the full one."""
 BYTES = 4096
 """Slots of the pool."""
 
@@ -78,9 +80,11 @@ def trees(draw: st.DrawFn) -> tuple[int, int, list[int]]:
     return base, given, [n - 1 if chain else draw(st.integers(-1, n - 1)) for n in range(nodes)]
 
 
-@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
-@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
-@pytest.mark.parametrize("form", SHARED)
+@pytest.mark.parametrize(
+    ("form", "unit", "quantize"),
+    sampled(CELLS, lambda cell: cell[:2], lambda cell: cell[1:], lambda cell: (cell[0], cell[2])),
+    ids=lambda it: it.name if isinstance(it, Unit) else str(it),
+)
 @given(data=st.data())
 @settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_row_has_the_same_bits_in_any_pass(
@@ -185,9 +189,11 @@ def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], qu
     assert torch.equal(decoder.forward(rows).logits, ours)
 
 
-@pytest.mark.parametrize("length", [90, 1100])
-@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(
+    ("form", "unit", "length"),
+    sampled([(f, u, n) for f in FORMS for u in Unit for n in (90, 1100)], lambda cell: cell[:2], lambda cell: cell[1:]),
+    ids=lambda it: it.name if isinstance(it, Unit) else str(it),
+)
 def test_slow_twin(checkpoints: dict[str, Path], form: str, unit: Unit, length: int) -> None:
     """No further from float32 than the PyTorch decoder in bfloat16 is."""
     tokens = text(5, length + 60)

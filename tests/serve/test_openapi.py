@@ -28,8 +28,9 @@ CHECKS: list[Any] = [
 PATHS = "^/(v1|tokenize|detokenize|version)"
 
 
+@pytest.mark.parametrize("examples", [5, pytest.param(50, marks=pytest.mark.full)])
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
-def test_any_request_is_answered_as_documented(url: str, mode: GenerationMode) -> None:
+def test_any_request_is_answered_as_documented(url: str, mode: GenerationMode, examples: int) -> None:
     """(schemathesis' own pytest plug-in does not know this pytest.)"""
     document = schemathesis.openapi.from_url(f"{url}/openapi.json").include(path_regex=PATHS)
     tried = 0
@@ -37,7 +38,7 @@ def test_any_request_is_answered_as_documented(url: str, mode: GenerationMode) -
         if mode is GenerationMode.NEGATIVE and operation.method.upper() in ("GET", "DELETE"):
             continue  # there is nothing that could be wrong
 
-        @settings(max_examples=12, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck))
         @given(case=operation.as_strategy(generation_mode=mode))
         def answered(case: Any) -> None:
             if isinstance(case.body, dict) and isinstance(case.body.get("max_tokens", 1), int):

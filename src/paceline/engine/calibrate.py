@@ -48,11 +48,13 @@ MIN_TIMED_STEPS, SLICE_S = 3, 0.25
 model, too."""
 
 LEAST_CPU_SHARE, MOST_WAIT_SHARE = 0.7, 0.3
-"""Shares of the time of a calibration whose table is kept: CPU seconds of this process, at least (one thread is always
-busy), and seconds that its threads, all together, were ready to run and had no CPU, at most. Threads that wait for each
-other spin, so CPU seconds alone do not show that other programs run."""
+"""Shares of the time of a calibration whose table is not doubted: CPU seconds of this process, at least (one thread is
+always busy), and seconds that its threads, all together, were ready to run and had no CPU, at most. Threads that wait
+for each other spin, so CPU seconds alone do not show that other programs run."""
 TABLE_AGE_S = 30 * 86_400.0
 """Seconds after which a kept table is measured again: machines change."""
+DOUBTED_TABLE_AGE_S = 600.0
+"""Seconds after which a doubted one is: what made the machine busy may be over."""
 
 Sample = tuple[Work, Sequence[Drafting], Times]
 
@@ -98,16 +100,15 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
     times = measure(engine)
     took, cpu, waits = perf_counter() - started, process_time() - cpu, waited() - waits
     log.info("Measured what steps cost in %.1f s: %s", took, path)
-    if cpu >= LEAST_CPU_SHARE * took and waits <= MOST_WAIT_SHARE * took:
-        keep(path, times)
-    else:
+    if cpu < LEAST_CPU_SHARE * took or waits > MOST_WAIT_SHARE * took:
         times.doubt = max(took, cpu + waits) / max(cpu, 1e-9)
         log.info(
             "While step times were measured, the process had %.0f %% of a CPU and waited for one for %.0f %% of the "
-            "time, because of a quota or other programs; the table is used now, prices of drafts with doubt until they "
-            "have served, and measured again at the next start.",
-            100 * cpu / took, 100 * waits / took,
+            "time, because of a quota or other programs; prices of drafts are used with doubt until they have served, "
+            "and measured again at the first start that is more than %.0f minutes later.",
+            100 * cpu / took, 100 * waits / took, DOUBTED_TABLE_AGE_S / 60,
         )  # fmt: skip
+    keep(path, times)
     return times
 
 
@@ -122,12 +123,12 @@ def waited() -> float:
 
 def kept(path: Path) -> StepTimes | None:
     """The table of an earlier start; None where there is none, or it is of no use."""
-    if not trusted(path) or time() - path.stat().st_mtime > TABLE_AGE_S:
+    if not trusted(path) or (age := time() - path.stat().st_mtime) > TABLE_AGE_S:
         return None
     try:
         times = StepTimes.load(json.loads(path.read_text(encoding="utf-8")))
         check(times)
-        return times
+        return times if times.doubt == 1.0 or age <= DOUBTED_TABLE_AGE_S else None
     except Exception as error:  # whatever a damaged file makes of it: it can be measured again
         log.warning("The table of step times %s cannot be used (%r); it is measured again.", path, error)
         return None

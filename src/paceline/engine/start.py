@@ -27,7 +27,7 @@ def start(engine: Engine, options: Options) -> None:
     known = calibrate.kept(calibrate.place(about)) if options.late_weights else calibrate.calibrated(engine, about)
     if known is not None:
         engine.table.times.become(known)
-        if known.measured and calibrate.place(about).is_file() and calibrate.kept(prices(options)) is None:
+        if known.measured and known.doubt == 1.0 and calibrate.kept(prices(options)) is None:
             calibrate.keep(prices(options), known)
         if options.tbt_target_ms and (plain := 1e3 * known.predict(Work(1, 1, 0, 0, 1))) > options.tbt_target_ms:
             log.warning(
