@@ -63,15 +63,16 @@ def test_cells(drafter: str, verifier: str) -> None:
     rng, preempted, drafted = random.Random(drafter), 0, 0
     for row in (dict(row) for row in design() if row["cell"] == (drafter, verifier)):
         del row["cell"]
+        if tight := row["blocks"] == 1:  # both are admitted while they are short, and push each other out
+            row |= {"max_requests": max(2, row["max_requests"]), "ignore_eos": True}
         wished = {name: row.pop(name) for name in WISHED}
         nodes = wished.pop("nodes")
         setting = Setting(**row, nodes={drafter: nodes} if drafter != "none" else {}, clock=rng.getrandbits(16))
         whose = [wished["adapter"], rng.choice([*TURNS])]
-        first, second = (wish(rng, drafter, verifier, **{**wished, "adapter": name}) for name in whose)
+        wishes = [wish(rng, drafter, verifier, **{**wished, "adapter": name}) for name in whose]
         if rng.random() < 0.5:
-            second.prompt = first.prompt
-        wishes = [first, second]
-        if row["blocks"] == 1:  # short prompts with long answers are admitted together, and push each other out
+            wishes[1].prompt = wishes[0].prompt
+        if tight:
             wishes = [replace(it, prompt=it.prompt[:4], params=replace(it.params, max_tokens=40)) for it in wishes]
         totals = check(setting, wishes, rng if rng.random() < 0.5 else None).desk.totals
         preempted += totals.preemptions
