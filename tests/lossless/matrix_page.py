@@ -49,7 +49,7 @@ draft model. Only `exact` can judge such a tree; any other verifier refuses it.
 BOTTOM = """\
 A test regenerates this page and compares, tries every refused pair and compares its sentence, and runs every other pair
 on a toy model in random batches, block sizes and row budgets, with pre-emption and with drafters that lose their
-memory: {cases} generated requests for each pair, {each} of each feature (at least {least} of each with
+memory: at least {cases} generated requests for each pair, {each} of each feature (at least {least} of each with
 `pytest -m full`). Under *text* every one equals plain decoding. Under *distribution* and *lossy* every token is
 possible where it stands, greedy requests equal plain decoding, and a repeated run gives the same text. That
 *distribution* keeps the distribution of plain decoding is tested apart (`tests/lossless/test_law.py`).

@@ -69,8 +69,8 @@ def stopped(child: "subprocess.Popen[str]") -> str:
 @pytest.mark.usefixtures("interruptible")
 def test_lines_come_and_ctrl_c_says_how_to_go_on(place: Path) -> None:
     with running(place, "--minutes", "2") as child:
-        [(first, at)] = lines(child, 1)
-        assert first > 1 and at >= LINE_S / 2, "not a line a step"
+        (first, at), (second, later) = lines(child, 2)
+        assert second > first and later - at >= LINE_S / 2, "not a line a step"
         assert "Stopped. The same command starts from the beginning: there was no checkpoint yet." in stopped(child)
     code, out, error = said(*words(place, "--steps", "12"), timeout=PATIENCE_S)
     assert code == 0 and "12 steps" in out and (place / "out" / STATE).is_file(), error

@@ -21,11 +21,11 @@ from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import Governor, fitting
 
 HOLD = 16
-"""Steps that a choice holds, and the answer to what keeping K/V up is worth."""
+"""Passes of the target that a choice holds, and the answer to what keeping K/V up is worth."""
 KEEPS = 1.1
 """Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
 REST = 256
-"""Steps that a drafter rests after each failure, times its failures so far."""
+"""Passes of the target that a drafter rests after each failure, times its failures so far."""
 
 
 @dataclass(slots=True)

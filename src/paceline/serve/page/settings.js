@@ -8,7 +8,7 @@ const FIELDS = [
   ["top_k", "Top k", "number", "Keep the k most probable tokens; 0 keeps all.", {min: 0, step: 1}],
   ["min_p", "Min p", "number", "Drop tokens below this share of the highest probability, in [0, 1).", {min: 0, max: .999999}],
   ["seed", "Seed", "number", "The same seed gives the same text, with any drafter.", {min: 0, max: 2 ** 53 - 1, step: 1, hint: "a new one"}],
-  ["max_nodes", "Max drafted", "number", "Maximum number of drafted tokens per step.", {min: 0, step: 1, hint: "drafter’s"}],
+  ["max_nodes", "Max draft tokens", "number", "Maximum number of drafted tokens per step.", {min: 0, step: 1, hint: "drafter’s"}],
   ["min_tokens", "Min tokens", "number", "Minimum number of tokens in the answer.", {min: 0, step: 1}, 1],
   ["repetition_penalty", "Repetition penalty", "number", "Above 1: tokens seen in prompt or answer become less likely.", {min: .01}, 1],
   ["presence_penalty", "Presence penalty", "number", "Taken once from the score of tokens seen in the answer, in [-2, 2].", {min: -2, max: 2}, 1],
@@ -26,7 +26,7 @@ const FIELDS = [
   ["show_special", "Show special tokens", "check", "Tokens such as the end of a turn are written out.", {}, 1],
 ];
 const LIMITS = {
-  max_nodes: "Max drafted must be a whole number, 0 or more", temperature: "Temperature must be 0 or more",
+  max_nodes: "Max draft tokens must be a whole number, 0 or more", temperature: "Temperature must be 0 or more",
   max_tokens: "Max tokens must be a whole number, 1 or more", seed: "Seed must be a whole number from 0 to 2^53 - 1",
 };
 
