@@ -5,6 +5,7 @@ import os
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -232,9 +233,9 @@ def test_a_log_is_no_pipe(tmp_path: Path) -> None:
 def test_a_certificate_is_no_pipe(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "file").write_text("x")
-    paths = {"tls_cert": tmp_path / "file", "tls_key": tmp_path / "file", name: tmp_path / "pipe"}
+    settings = Settings(tls_cert=tmp_path / "file", tls_key=tmp_path / "file")
     with pytest.raises(InputError, match=f"{name} .* is no regular file"):
-        config(FastAPI(), Settings(**paths))
+        config(FastAPI(), replace(settings, **{name: tmp_path / "pipe"}))  # type: ignore[arg-type]
 
 
 def test_keys_are_what_a_header_carries(tmp_path: Path) -> None:

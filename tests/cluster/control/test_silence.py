@@ -75,7 +75,7 @@ async def test_one_that_is_there_is_left_alone(made: tuple[Controller, dict[str,
     await asyncio.sleep(0.2)
     assert not asking.done() and all(each.alive for each in controller.dispatcher.instances.values())
     for engine in engines.values():
-        del engine.alive  # type: ignore[method-assign]
+        del engine.alive
     controller.dispatcher.turn("well", False, controller.clock())
     controller.dispatcher.turn("hung", False, controller.clock())
     controller.dispatcher.turn("hung", True, controller.clock())
