@@ -46,7 +46,7 @@ class Engine:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> tuple[Controller, dict[str, Engine]]:
-    monkeypatch.setattr(controller_module, "SILENT_S", 0.02)
+    monkeypatch.setattr(controller_module, "ENGINE_SILENCE_S", 0.02)
     setup = DispatcherSetup("heft", tuple((n, n, 8) for n in NAMES), dict.fromkeys(NAMES, (0.01, 0.0, 0.0)), 0.3, 99.0)
     engines = {name: Engine(name) for name in NAMES}
     return Controller(setup.dispatcher(), engines), engines

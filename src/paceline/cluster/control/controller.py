@@ -23,7 +23,7 @@ log = logging.getLogger("paceline")
 ENGINE_RETRY_S, LAST_ENGINE_RETRY_S = 0.5, 30.0
 """How long an engine that was lost is left alone before it is looked at: twice as long after each loss without an
 answer between, up to the last."""
-SILENT_S, MOST_SILENT_PROBES = 2.0, 2
+ENGINE_SILENCE_S, MOST_SILENT_PROBES = 2.0, 2
 """How long an engine that has calls may say nothing before it is asked whether it is there, again and again; and how
 often it may not answer that."""
 WORKFLOW_LINGER_S = 20.0
@@ -234,7 +234,7 @@ class Controller:
         heard, silent = engine.heard, 0
         try:
             while instance.running and instance.alive and silent < MOST_SILENT_PROBES:
-                await asyncio.sleep(SILENT_S)
+                await asyncio.sleep(ENGINE_SILENCE_S)
                 there = engine.heard != heard or await engine.alive()
                 others = any(each.alive for each in self.dispatcher.instances.values() if each is not instance)
                 heard, silent = engine.heard, 0 if there or not others else silent + 1
