@@ -290,8 +290,8 @@ SERVED: tuple[Attack, ...] = (
     streams, layout, parts, huge, *RAW,
 )  # fmt: skip
 ROUTED: tuple[Attack, ...] = (
-    grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, parts, huge,
-    *RAW,
+    grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, parts,
+    huge, *RAW,
 )  # fmt: skip
 NAMED: tuple[Attack, ...] = (raw.brief,)
 """Run where they are named alone: no server bounds them, but the system and what stands before it."""
