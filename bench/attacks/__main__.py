@@ -9,6 +9,8 @@ whether one died. On a quiet machine waits stay below 1 s and growth below 100 M
 import argparse
 import http.client
 import json
+import os
+import signal
 import sys
 import threading
 import time
@@ -21,6 +23,8 @@ from bench.attacks.wire import Bystander, Hurt, post
 
 MINE, THEIRS, ROUTER = "client-key-0123", "attacker-key-4567", "router-key-8901"
 MOST_WAIT_S, MOST_GROWTH_MB = 1.0, 100.0
+NOTICED_S = 18.0
+"""Until a router has seen that an engine answers nothing."""
 SETTLE_S = 4.0
 """After an attack, until memory has gone back."""
 
@@ -105,6 +109,25 @@ def closing(seconds: float = 10.0) -> bool:
     return asked <= 10 * seconds and far[0] == 403
 
 
+def stopped(router: Started, engine: Started) -> bool:
+    """E9: one of two engines is stopped, as a hung machine is; False where a call of the client fails, or waits once
+    the router has seen it."""
+    bystander = Bystander(router.url, MINE)
+    try:
+        time.sleep(2)
+        bystander.take()
+        os.kill(engine.child.pid, signal.SIGSTOP)
+        time.sleep(NOTICED_S)
+        wait, _, bad = bystander.take()
+        time.sleep(3)
+        late, count, worse = bystander.take()
+    finally:
+        os.kill(engine.child.pid, signal.SIGCONT)
+        bystander.close()
+    print(f"route  a stopped engine: noticed after {wait:.1f} s, then {late:.2f} s of {count}; {bad + worse} failed")
+    return bad + worse == 0 and late <= MOST_WAIT_S
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.attacks")
     parser.add_argument("what", nargs="*", default=["serve", "route", "boxes"], choices=["serve", "route", "boxes"])
@@ -132,6 +155,7 @@ def main() -> int:
         ):
             good &= run("route", router.url, [router, *engines], chosen(remote.ROUTED))
             good &= page(router.url)
+            good &= stopped(router, engines[0])
         good &= closing()
     if "boxes" in given.what:
         good &= boxes.run()

@@ -259,6 +259,24 @@ def layout(url: str, key: str) -> str:
     )
 
 
+def parts(url: str, key: str) -> str:
+    """E2: many small parts within one message, through every door that has such, and templates' variables."""
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"a": [[[1]]]}'}}
+    user = {"role": "user", "content": "x"}
+    wide = {"type": "object", "properties": {"a": {"enum": [[]] * 15_000}}}
+    tools = [{"type": "function", "function": {"name": f"f{i}", "parameters": wide}} for i in range(20)]
+    results = [{"type": "tool_result", "tool_use_id": "a", "content": [{"type": "text", "text": ""}] * 9000}] * 8
+    bodies: list[tuple[str, Any]] = [
+        ("/v1/chat/completions", {"messages": [user, {"role": "assistant", "tool_calls": [call] * 20_000}, user]}),
+        ("/v1/chat/completions", {"messages": [user], "tools": tools}),
+        ("/v1/chat/completions", {"messages": [user], "chat_template_kwargs": {"a": [[]] * 19_000}, "max_tokens": 1}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": results}], "max_tokens": 1}),
+        ("/v1/responses", {"input": [{"type": "reasoning", "summary": [{"type": "summary_text", "text": ""}] * 9000}]}),
+    ]
+    with ThreadPoolExecutor(6) as pool:
+        return told(list(pool.map(lambda each: post(url, each[0], each[1], key), bodies * 3)))
+
+
 def huge(url: str, key: str) -> str:
     """Bodies of 9 MB: each is told 413, though it sends all before it reads."""
     return told([post(url, "/v1/completions", b"x" * 9_000_000, key) for _ in range(8)])
@@ -269,10 +287,11 @@ RAW: tuple[Attack, ...] = (
 )  # fmt: skip
 SERVED: tuple[Attack, ...] = (
     grammars, validation, garbage, endless, unread, embedding, nodes, names, prompts, deep, crowd, gone, heads, flood,
-    streams, layout, huge, *RAW,
+    streams, layout, parts, huge, *RAW,
 )  # fmt: skip
 ROUTED: tuple[Attack, ...] = (
-    grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, huge, *RAW,
+    grammars, validation, garbage, endless, nodes, names, prompts, deep, crowd, gone, heads, flood, streams, parts,
+    huge, *RAW,
 )  # fmt: skip
 NAMED: tuple[Attack, ...] = (raw.brief,)
 """Run where they are named alone: no server bounds them, but the system and what stands before it."""

@@ -1,13 +1,16 @@
 """Start-up files of hostile shape: one sentence, in bounded time and memory."""
 
+import json
 import os
 import struct
 import zipfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from fastapi import FastAPI
 
 from paceline.cluster.workflow import log as workflow_log
 from paceline.core import files
@@ -22,8 +25,10 @@ from paceline.retrieve.encoder import PairEncoder, SentenceEncoder
 from paceline.retrieve.index import PassageIndex
 from paceline.retrieve.sparse import SPARSE_ARRAYS, Sparse
 from paceline.serve.encoders import encoder_at
-from paceline.serve.settings import longest_key, read_toml
+from paceline.serve.run import config
+from paceline.serve.settings import Settings, longest_key, read_toml
 from paceline.simulate import log as decision_log
+from paceline.simulate.record import LogFile
 
 
 def member_in(path: Path) -> object:
@@ -204,3 +209,37 @@ def test_size_is_bounded(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="line 1 has more"):
         list(lines_of(path, "log", most=999))
     assert len(text_of(path, "config", most=1000)) == 1000
+
+
+def test_a_log_is_no_pipe(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    for _ in range(2):  # with a reader, and without
+        for write in (LogFile, workflow_log.write):
+            with pytest.raises((InputError, OSError), match="pipe or a socket"):
+                write(tmp_path / "pipe")
+        if reader >= 0:
+            os.close(reader)
+            reader = -1
+    for path in (tmp_path, tmp_path / "absent" / "x"):
+        with pytest.raises(OSError):
+            workflow_log.write(path)
+    workflow_log.write(tmp_path / "log")({"event": "é"})
+    assert json.loads((tmp_path / "log").read_text()) == {"event": "é"}
+    workflow_log.write(Path("/dev/null"))({"event": "x"})
+
+
+@pytest.mark.parametrize("name", ["tls_cert", "tls_key"])
+def test_a_certificate_is_no_pipe(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "file").write_text("x")
+    settings = Settings(tls_cert=tmp_path / "file", tls_key=tmp_path / "file")
+    with pytest.raises(InputError, match=f"{name} .* is no regular file"):
+        config(FastAPI(), replace(settings, **{name: tmp_path / "pipe"}))  # type: ignore[arg-type]
+
+
+def test_keys_are_what_a_header_carries(tmp_path: Path) -> None:
+    (tmp_path / "keys").write_text("good\n" + "\0" * 99)
+    with pytest.raises(InputError, match="API key 2 has characters"):
+        Settings(api_key_file=tmp_path / "keys").keys()
+    assert Settings(api_keys=("schl\u00fcssel",)).keys() == ("schl\u00fcssel",)

@@ -107,7 +107,7 @@ def test_all_trials_of_a_role_share_their_time(tmp_path: Path, monkeypatch: pyte
     with pytest.raises(InputError, match="refused"):
         mine.render([{"role": "assistant", "content": "a"}])
     *trials, last = given
-    assert len(trials) > 3 and trials == sorted(trials, reverse=True) and trials[0] <= text.TEMPLATE_TRIAL_S
+    assert len(trials) > 3 and trials == sorted(trials, reverse=True) and trials[0] <= templates.TEMPLATE_TRIAL_S
     assert last == templates.render_seconds(1) < templates.render_seconds(5000) < templates.render_seconds(10**6) == 10
 
 

@@ -1,5 +1,6 @@
 """Files that somebody else may have made: regular ones, of a bounded size, whose faults are one sentence."""
 
+import errno
 import json
 import os
 import stat
@@ -53,6 +54,24 @@ def open_regular(path: Path, what: str) -> IO[bytes]:
         os.close(number)
         raise InputError(f"{what} {path} is no regular file; give a file.")
     return os.fdopen(number, "rb")
+
+
+def open_log(path: Path) -> IO[bytes]:
+    """A file that lines are written to, each at once: a new one, or a device such as /dev/stderr. A pipe, whose reader
+    could stop the writer, is refused. Raises OSError."""
+    wanted = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+    try:
+        number = os.open(path, wanted, 0o666)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
+            raise OSError(error.errno, "it is a pipe or a socket") from None
+        raise
+    if stat.S_ISFIFO(os.fstat(number).st_mode):
+        os.close(number)
+        raise OSError(errno.ENXIO, "it is a pipe or a socket")
+    if stat.S_ISREG(os.fstat(number).st_mode) and hasattr(os, "set_blocking"):
+        os.set_blocking(number, True)
+    return os.fdopen(number, "wb", buffering=0)
 
 
 def text_of(path: Path, what: str, most: int = MOST_BYTES) -> str:

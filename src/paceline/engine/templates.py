@@ -29,7 +29,7 @@ TEMPLATE_TRIAL_S = 0.5
 MOST_TEMPLATE_CHARACTERS = 1 << 26
 """Characters of what one operation of a template makes; and of its output. An item of a list counts as 8."""
 FEW_TEMPLATE_CHARACTERS, TEMPLATE_TIMES = 1 << 20, 4
-"""Fewer for what is small: so many, and this multiple of what the template is given, as `weigh` has it."""
+"""Fewer for what is small: this number, and this multiple of what the template is given, as `weigh` has it."""
 MOST_MADE_CHARACTERS = 1 << 29
 """Characters that all its operations make together."""
 MOST_NUMBER_BITS = 1 << 12
@@ -55,7 +55,7 @@ USED = TemplateUse()
 
 
 def render_seconds(messages: int) -> float:
-    """Processor seconds that a template has for so many messages."""
+    """Processor seconds that a template has for a number of messages."""
     return min(MOST_RENDER_S, RENDER_S + MESSAGE_RENDER_S * messages)
 
 

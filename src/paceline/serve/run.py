@@ -14,6 +14,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from paceline.core.errors import InputError
+from paceline.core.files import open_regular
 from paceline.core.system import allow_many_files
 from paceline.engine.async_llm import AsyncLLM
 from paceline.serve.app import create_app
@@ -104,6 +105,9 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         if (operation := getattr(app.state, "operation", None)) is not None and operation.tidy is not None:
             operation.tidy()
 
+    for name in ("tls_cert", "tls_key"):
+        if (path := getattr(settings, name)) is not None:
+            open_regular(path, name).close()  # a pipe would be waited for
     made = uvicorn.Config(
         app,
         http=protocol(settings, tidy),

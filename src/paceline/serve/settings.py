@@ -243,12 +243,22 @@ class Settings:
         """The keys given, of all kinds, and the file's. InputError when it cannot be read or has none."""
         given = (*self.api_keys, *self.router_keys, *self.operator_keys)
         if self.api_key_file is None:
-            return given
+            return carried(given)
         lines = (line.split("#")[0].strip() for line in text_of(self.api_key_file, "api_key_file").splitlines())
         found = tuple(line for line in lines if line)
         if not found:
             raise InputError(f"api_key_file {self.api_key_file} holds no key; write one a line, or leave it out.")
-        return (*given, *found)
+        return carried((*given, *found))
+
+
+def carried(keys: tuple[str, ...]) -> tuple[str, ...]:
+    """The keys. Raises InputError for one that no header can carry."""
+    for number, key in enumerate(keys):
+        if not key.strip().isprintable():
+            raise InputError(
+                f"API key {number + 1} has characters that a header cannot carry; give it as it was issued."
+            )
+    return keys
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from paceline.cache.snapshots import Snapshots
 from paceline.core import operations
 from paceline.core.component import TARGET
 from paceline.core.errors import InputError
+from paceline.core.files import open_log
 from paceline.core.joined import Layout
 from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
@@ -87,7 +88,7 @@ class LogFile:
     def __init__(self, path: Path) -> None:
         """InputError when it cannot be written."""
         try:
-            self.file = path.open("wb", buffering=0)
+            self.file = open_log(path)
         except OSError as error:
             raise InputError(f"The decision log {path} cannot be written ({error.strerror}).") from None
 

@@ -10,7 +10,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from paceline.cluster.control.engines import EngineLost, RemoteEngine, Reply, StreamingEngine
+from paceline.cluster.control.engines import EngineLost, HeardEngine, RemoteEngine, Reply, StreamingEngine
 from paceline.cluster.control.pace import SparePace
 from paceline.cluster.workflow.dispatch import Dispatcher, Start
 from paceline.cluster.workflow.hexgen import HexGen
@@ -23,6 +23,9 @@ log = logging.getLogger("paceline")
 ENGINE_RETRY_S, LAST_ENGINE_RETRY_S = 0.5, 30.0
 """How long an engine that was lost is left alone before it is looked at: twice as long after each loss without an
 answer between, up to the last."""
+ENGINE_SILENCE_S, MOST_SILENT_PROBES = 2.0, 2
+"""How long an engine that has calls may say nothing before it is asked whether it is there, again and again; and how
+often it may not answer that."""
 WORKFLOW_LINGER_S = 20.0
 """A workflow without a call for so long has ended, unless it says more."""
 
@@ -68,6 +71,8 @@ class Controller:
     """The latest attempt of each call."""
     _losses: dict[str, int] = field(default_factory=dict)
     """{engine: losses since its last answer}"""
+    _listening: set[str] = field(default_factory=set)
+    """Engines that have calls, and are listened to."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _pumping: bool = False
     """Will it decide when the loop has a moment?"""
@@ -148,6 +153,7 @@ class Controller:
         now = self.clock()
         for start in self.dispatcher.decide(now):
             self._running[start.task.id] = self._spawn(self._run(start))
+            self._listen(start.instance)
         wake = self.dispatcher.wake(now)
         if wake < inf:
             asyncio.get_running_loop().call_later(wake - now, self._pump)
@@ -214,6 +220,34 @@ class Controller:
             self.dispatcher.turn(name, False, self.clock())
             self._spawn(self._revive(name))
         self._soon()
+
+    def _listen(self, instance: Instance) -> None:
+        """While an engine has calls, see that it says something."""
+        engine = self.engines[instance.name]
+        if isinstance(engine, HeardEngine) and instance.name not in self._listening:
+            self._listening.add(instance.name)
+            self._spawn(self._hear_out(instance, engine))
+
+    async def _hear_out(self, instance: Instance, engine: HeardEngine) -> None:
+        """A process that is stopped, or whose network is gone, closes no connection: its calls go elsewhere, if there
+        is another engine."""
+        heard, silent = engine.heard, 0
+        try:
+            while instance.running and instance.alive and silent < MOST_SILENT_PROBES:
+                await asyncio.sleep(ENGINE_SILENCE_S)
+                there = engine.heard != heard or await engine.alive()
+                others = any(each.alive for each in self.dispatcher.instances.values() if each is not instance)
+                heard, silent = engine.heard, 0 if there or not others else silent + 1
+        finally:
+            self._listening.discard(instance.name)
+        if silent >= MOST_SILENT_PROBES and instance.alive:
+            lost = EngineLost(f"{instance.name}: it does not answer")
+            for task in list(instance.running.values()):
+                if (running := self._running.pop(task.id, None)) is not None:
+                    running.cancel()
+                if (call := self._waiting.get(task.id)) is not None:
+                    self._give_up(task, call, lost)
+            self._lost(instance.name, lost)
 
     async def _revive(self, name: str) -> None:
         wait = min(LAST_ENGINE_RETRY_S, ENGINE_RETRY_S * 2 ** min(self._losses.get(name, 1) - 1, 20))

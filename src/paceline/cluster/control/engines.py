@@ -88,13 +88,24 @@ class StreamingEngine(Protocol):
         ...
 
 
+@runtime_checkable
+class HeardEngine(Protocol):
+    """One that counts what it says, and can be asked whether it is there."""
+
+    heard: int
+
+    async def alive(self) -> bool: ...
+
+
 class Relay(Whole):
     """A response that is handed on while it comes, if it is a stream of events."""
 
-    def __init__(self, begun: Callable[[Reply], None], late: Callable[[], object]) -> None:
-        """`late`: called when the client reads too slowly."""
+    def __init__(
+        self, begun: Callable[[Reply], None], late: Callable[[], object], heard: Callable[[], object] = lambda: None
+    ) -> None:
+        """`late`: called when the client reads too slowly; `heard`: when something came."""
         super().__init__()
-        self._begun, self._late = begun, late
+        self._begun, self._late, self._heard = begun, late, heard
         self.pieces: StreamPieces | None = None
 
     def head(self, status: int, kind: str) -> None:
@@ -104,6 +115,7 @@ class Relay(Whole):
             self._begun(Reply(status, b"", self.pieces))
 
     def body(self, data: bytes, now: float) -> None:
+        self._heard()
         if self.pieces is None:
             super().body(data, now)
             return
@@ -119,6 +131,11 @@ class HttpEngine:
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
         self.url, self._client, self._timeout = url, Client(url, LoadClock(), key), timeout
+        self.heard = 0
+        """Count of what it has said."""
+
+    def _hear(self) -> None:
+        self.heard += 1
 
     async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         sink = Whole()
@@ -126,12 +143,13 @@ class HttpEngine:
             await self._client.send(path, sink, self._timeout, body, told(client))
         except OSError as error:  # ConnectionError and TimeoutError too
             raise EngineLost(f"{self.url}: {error or 'no answer in time'}") from error
+        self._hear()
         return Reply(sink.status, sink.data)
 
     async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None], client: str = "") -> Reply:
         task = asyncio.current_task()
         assert task is not None
-        sink = Relay(begun, task.cancel)
+        sink = Relay(begun, task.cancel, self._hear)
         try:
             await self._client.send(path, sink, self._timeout, body, told(client))
         except OSError as error:

@@ -11,7 +11,7 @@ from paceline.cluster.workflow.policies import DispatcherSetup
 from paceline.cluster.workflow.simulate import SimulatedCall, SimulatedJob
 from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.core.errors import InputError
-from paceline.core.files import lines_of
+from paceline.core.files import lines_of, open_log
 
 Event = dict[str, Any]
 
@@ -68,8 +68,8 @@ def _dump(starts: Sequence[Start]) -> list[list[Any]]:
 
 def write(path: Path) -> Callable[[Event], None]:
     """A sink that appends lines to a new file, each at once."""
-    file = path.open("w", encoding="utf-8", buffering=1)
-    return lambda event: (file.write(json.dumps(event) + "\n"), None)[1]
+    file = open_log(path)
+    return lambda event: (file.write(f"{json.dumps(event)}\n".encode()), None)[1]
 
 
 def read(path: Path) -> Iterator[Event]:
