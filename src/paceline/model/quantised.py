@@ -297,7 +297,7 @@ def compressed(settings: Config) -> Scheme:
 
 def by_importance(kind: Config, bits: int) -> str:
     """What is to be said of the order of inputs in these settings of compressed-tensors."""
-    return IN_ACT_ORDER.format(bits) if kind.get("actorder") in (True, *OTHER_ORDER) and group_size(kind) > 0 else ""
+    return IN_ACT_ORDER.format(bits) if kind.get("actorder") in (True, *OTHER_ORDER) else ""
 
 
 def in_groups(layer: QuantisedLayer, kind: Config) -> Tensor:
