@@ -261,6 +261,26 @@ def test_numbers_that_are_not_finite_reach_those_alone_who_see_them(
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(logits(bad, bad), clean, strict=True))
 
 
+@pytest.mark.parametrize("quantize", [None, "int8", "int4"])
+@pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
+def test_a_row_that_sees_a_number_that_is_not_finite_has_no_finite_logit(
+    tmp_path: Path, unit: Unit, quantize: str | None
+) -> None:
+    """Neither a soft cap, nor the rounding to 8 bits, nor a bound of an exponential takes NaN for a number: a text that
+    has met one would go on with words that mean nothing."""
+    for form, end in ("llama-biases", "v_proj.bias"), ("gemma2", "v_proj.weight"):
+        if end == "v_proj.weight" and quantize == "int4":
+            continue  # rounding a weight makes it finite
+        path = write(tmp_path / form, FORMS[form])
+        weights = load_file(path / "model.safetensors")
+        for name in (name for name in weights if name.endswith(end)):
+            weights[name].view(-1)[0] = float("inf")  # of one number of one head: most of a row stays finite
+        save_file(weights, path / "model.safetensors", metadata={"format": "pt"})
+        decoder = native(path, unit, quantize)
+        decoder.allocate(16, 16)
+        assert not decoder.forward(lay_out([Chunk(range(16), 0, text(7, 20))], 16)).logits.isfinite().any()
+
+
 @pytest.mark.parametrize("unit", Unit, ids=attrgetter("name"))
 def test_int8_layer(monkeypatch: pytest.MonkeyPatch, unit: Unit) -> None:
     """Exactly the product of the rounded matrices: integers add up without rounding."""

@@ -1,6 +1,7 @@
 """A number that is not finite reaches those rows alone that see it: PyTorch's layers, and an engine's requests."""
 
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from paceline import LLM, SamplingParams
-from paceline.core.component import Component
+from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 from tests.oracle.rows import Chunk, lay_out
 from tests.tiny import tiny_checkpoint
@@ -40,7 +41,7 @@ def test_rows_that_see_none_are_unchanged(tmp_path: Path, family: str) -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def passes(decoder: Component, tokens: list[int], other: int) -> list[Tensor]:
+def passes(decoder: Decoder, tokens: list[int], other: int) -> list[Tensor]:
     """Logits of rows that do not see the token `other`, which is around them everywhere."""
     decoder.allocate(32, 4)
     left = decoder.forward(lay_out([Chunk(range(16), 0, [other] * 60)], 4)).logits[:, 1:]
@@ -61,7 +62,7 @@ def passes(decoder: Component, tokens: list[int], other: int) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_an_engine_serves_a_text_next_to_it(tmp_path: Path, dtype: str) -> None:
+def test_an_engine_serves_a_text_next_to_it(tmp_path: Path, dtype: Literal["bfloat16", "float32"]) -> None:
     """The draft model proposes nothing but such a token, and another request's prompt is one."""
     model, draft = spoilt(tmp_path / "model", "llama"), tiny_checkpoint(tmp_path / "draft")
     weights = load_file(draft / "model.safetensors")

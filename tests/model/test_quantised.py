@@ -366,6 +366,17 @@ def test_a_damaged_layer_is_named(name: str, member: str, changed: Callable[[Ten
     assert "q_proj" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("name", "said"), [("gptq-4-64-act", True), ("ct-int8-act", True), ("gptq-4-32", False)])
+def test_weights_that_act_order_widens_are_named(
+    name: str, said: bool, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    small, dense = checkpoints(tmp_path, name)
+    with caplog.at_level("INFO", "paceline"):
+        ours = logits(small, "float64")
+    torch.testing.assert_close(ours, logits(dense, "float64"), rtol=1e-5, atol=1e-5)
+    assert ("act-order" in caplog.text and "16 bits" in caplog.text) == said
+
+
 @pytest.mark.parametrize("name", ["ct-nvfp4", "modelopt-nvfp4"])
 def test_what_is_rounded_is_said(name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     small, _ = checkpoints(tmp_path, name)

@@ -74,4 +74,4 @@ def test_a_fence_ends_a_process_that_crosses_it() -> None:
         memory = Fence(64)
         ctypes.string_at(memory.room((64,), torch.uint8).data_ptr() + 1, 64)
         os._exit(0)
-    assert os.WIFSIGNALED(os.waitpid(pid, 0)[1])
+    assert os.waitpid(pid, 0)[1] != 0

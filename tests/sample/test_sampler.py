@@ -85,7 +85,7 @@ def test_nucleus_beyond_the_fast_path(scale, top_p):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 1.0, 10.0, 60.0]), st.sampled_from([1, 7, 1000]))
+@given(st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 1.0, 10.0, 60.0, 3e4]), st.sampled_from([1, 7, 1000]))
 def test_race_equals_full_computation(seed, scale, vocab):
     """The pruned race names the token that noise for every token would."""
     scores = (logits(5, seed % 1000, vocab=vocab) * scale).log_softmax(-1)
@@ -108,7 +108,7 @@ FILTERS = st.builds(
 @settings(max_examples=60, deadline=None)
 @given(
     st.integers(0, 1000),
-    st.sampled_from([0.01, 1.0, 60.0]),
+    st.sampled_from([0.0, 0.01, 1.0, 60.0, 3e4]),
     st.sampled_from([1, 7, 33, 1000, 5000]),
     st.lists(FILTERS, min_size=6, max_size=6),
 )

@@ -29,6 +29,10 @@ GPTQ_FORMATS = ("gptq", "gptq_v2")
 OTHER_ORDER = ("group", "dynamic")
 """`actorder` of compressed-tensors that puts inputs into groups in another order than they lie in."""
 AS_FLOATS = "weights in FP8 are served in the model's dtype"
+IN_ACT_ORDER = (
+    "groups hold inputs by importance (act-order), so weights of {0} bits are put in order and served in the model's "
+    "dtype, 16 bits each; a checkpoint made without desc_act or actorder keeps its {0} bits"
+)
 AS_BYTES = (
     "weights in NVFP4, 16 to a scale, are rounded to 8 bits, 32 to a scale, where the native library computes them; "
     "quantize none widens them to the model's dtype instead"
@@ -180,7 +184,8 @@ def gptq(settings: Config) -> Scheme:
             raise layer.wrong("has no g_idx, although desc_act says that its inputs lie in another order")
         return ordered(of_zeros(codes, scale, zero, bits), index, layer.name)
 
-    return Scheme("qweight", read, bits=None if act else bits + HALVES / span(size))
+    word = IN_ACT_ORDER.format(bits) if act and size > 0 else ""
+    return Scheme("qweight", read, word, None if act else bits + HALVES / span(size))
 
 
 def of_modules(dynamic: Any) -> Mapping[str, Any]:
@@ -270,10 +275,12 @@ def compressed(settings: Config) -> Scheme:
     (form,), size = forms, group_size(kind)
     if form == "pack-quantized" and kind.get("type", "int") == "int":
         bits = number(kind, "num_bits", (4, 8))
-        return Scheme("weight_packed", packed_numbers(bits, kind), bits=bits + FLOATS / span(size))
+        return Scheme(
+            "weight_packed", packed_numbers(bits, kind), by_importance(kind, bits), bits + FLOATS / span(size)
+        )
     if form in ("int-quantized", "naive-quantized") and kind.get("type") == "int":
         number(kind, "num_bits", (8,))
-        return Scheme("weight", whole_bytes(kind), bits=8 + FLOATS / span(size))
+        return Scheme("weight", whole_bytes(kind), by_importance(kind, 8), 8 + FLOATS / span(size))
     if form in ("float-quantized", "naive-quantized") and kind.get("type") == "float":
         number(kind, "num_bits", (8,))
         return Scheme("weight", floating(kind.get("block_structure")), AS_FLOATS)
@@ -286,6 +293,11 @@ def compressed(settings: Config) -> Scheme:
         f"({str(kind.get('type'))[:20]}), which is not served; served are "
         "pack-quantized, int-quantized, float-quantized, mxfp4-pack-quantized and nvfp4-pack-quantized."
     )
+
+
+def by_importance(kind: Config, bits: int) -> str:
+    """What is to be said of the order of inputs in these settings of compressed-tensors."""
+    return IN_ACT_ORDER.format(bits) if kind.get("actorder") in (True, *OTHER_ORDER) else ""
 
 
 def in_groups(layer: QuantisedLayer, kind: Config) -> Tensor:

@@ -51,7 +51,7 @@ class Steps:
         )
 
     def finite(self) -> tuple["Steps", Tensor]:
-        """The same with zeros for rows that bring a number that is not finite; which these are [T]."""
+        """Steps with zeros for rows that bring a number that is not finite; which these are [T]."""
         marks = [(x * 0).sum((0, -1)) for x in (self.key, self.query)]  # 0 or NaN
         marks += [(x * 0).sum((0, 1)) for x in (self.decay, *(() if self.rate is None else (self.rate,)))]
         spoilt = sum(marks, (self.value * 0).sum((0, 1, 3))).isnan()

@@ -210,6 +210,7 @@ static inline void prefetchw(const void* at) { asm volatile("prfm pstl1keep, [%0
 static inline void prefetchw(const void* at) { asm volatile("prefetchw (%0)" ::"r"(at)); }
 #endif
 static __m512 set(float x) { return _mm512_set1_ps(x); }
+// Of two numbers of which one is NaN, max and min give the second: so a bound comes first, and NaN stays
 static __m512 larger(__m512 a, __m512 b) { return _mm512_max_ps(a, b); }
 static __mmask16 below(i64 n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : (__mmask16)((1 << n) - 1); }
 
@@ -268,11 +269,11 @@ INLINE __m512 exponential2(__m512 t) {  // 2^t
 }
 
 INLINE __m512 exponential(__m512 x) {  // stops at e^-87
-  return exponential2(_mm512_max_ps(_mm512_mul_ps(x, set(TO_2)), set(-126.f)));
+  return exponential2(_mm512_max_ps(set(-126.f), _mm512_mul_ps(x, set(TO_2))));
 }
 
 INLINE __m512 sigmoid(__m512 x) {
-  const __m512 d = _mm512_add_ps(set(1.f), exponential(_mm512_min_ps(_mm512_sub_ps(_mm512_setzero_ps(), x), set(87.f))));
+  const __m512 d = _mm512_add_ps(set(1.f), exponential(_mm512_min_ps(set(87.f), _mm512_sub_ps(_mm512_setzero_ps(), x))));
   const __m512 r = _mm512_rcp14_ps(d);  // and one step of Newton's
   return _mm512_mul_ps(r, _mm512_fnmadd_ps(d, r, set(2.f)));
 }
@@ -282,12 +283,12 @@ INLINE __m512 capped(__m512 x, float cap) {  // cap * tanh(x / cap)
 }
 
 INLINE __m512 clamped(__m512 gate, __m512 up, float slope, float limit) {  // (1 + up) gate sigmoid(slope gate), cut first
-  gate = _mm512_min_ps(gate, set(limit)), up = _mm512_max_ps(_mm512_min_ps(up, set(limit)), set(-limit));
+  gate = _mm512_min_ps(set(limit), gate), up = _mm512_max_ps(set(-limit), _mm512_min_ps(set(limit), up));
   return _mm512_mul_ps(_mm512_add_ps(up, set(1.f)), _mm512_mul_ps(gate, sigmoid(_mm512_mul_ps(gate, set(slope)))));
 }
 
 INLINE __m512 activated(__m512 x, i64 how) {
-  if (how == SQUARED) x = _mm512_max_ps(x, _mm512_setzero_ps());
+  if (how == SQUARED) x = _mm512_max_ps(_mm512_setzero_ps(), x);
   if (how == SQUARED) return _mm512_mul_ps(x, x);
   if (how == SILU) return _mm512_mul_ps(x, sigmoid(x));
   const __m512 cube = _mm512_mul_ps(_mm512_mul_ps(x, x), x);

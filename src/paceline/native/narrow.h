@@ -63,7 +63,7 @@ inline F::F(const I& x) {
 #define OF_TWO(name, T, f) \
   static inline T name(const T& a, const T& b) { T y; EVERY { auto x = a.p[i], z = b.p[i]; y.p[i] = f; } return y; }
 OF_TWO(add, F, x + z) OF_TWO(sub, F, x - z) OF_TWO(mul, F, x * z) OF_TWO(most, F, x > z ? x : z) OF_TWO(least, F, x < z ? x : z)
-OF_TWO(add, I, x + z) OF_TWO(sub, I, x - z) OF_TWO(both, I, x & z) OF_TWO(any, I, x | z) OF_TWO(odd, I, x ^ z)
+OF_TWO(add, I, x + z) OF_TWO(sub, I, x - z) OF_TWO(both, I, x & z) OF_TWO(any, I, x | z) OF_TWO(odd, I, x ^ z) OF_TWO(most, I, x > z ? x : z)
 OF_TWO(add64, I, (Words)((Longs)x + (Longs)z)) OF_TWO(mul64, I, (Words)((Longs)x * (Longs)z))
 #undef OF_TWO
 
@@ -319,6 +319,7 @@ static inline F insert(F x, __m256 y, int half) { memcpy((char*)&x + 32 * half, 
 #define _mm512_sub_ps narrow::sub
 #define _mm512_mul_ps narrow::mul
 #define _mm512_max_ps narrow::most
+#define _mm512_max_epi32 narrow::most
 #define _mm512_min_ps narrow::least
 #define _mm512_abs_ps narrow::absolute
 #define _mm512_fmadd_ps narrow::fma

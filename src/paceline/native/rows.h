@@ -66,12 +66,15 @@ struct Rows : Linears {
     sum_groups((const int8_t*)to, a, row);
   }
 
-  // n numbers to int8 by the largest of them: their scale
+  // n numbers to int8 by the largest of them: their scale, NaN if one of them is
   float quantise(const float* x, i64 n, uint8_t* to) const {
+    auto wider = [](__m512 a, __m512 b) {  // of numbers from 0 on, as their bits are ordered: NaN is above all
+      return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+    };
     const __m512 most = strands(n, set(0), [&](__m512 most, i64 i, __mmask16 k) {
-      return _mm512_max_ps(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i)));
-    }, larger);
-    const float scale = _mm512_reduce_max_ps(most) / 127.f;
+      return wider(most, _mm512_abs_ps(_mm512_maskz_loadu_ps(k, x + i)));
+    }, wider);
+    const float scale = _mm512_cmp_ps_mask(most, most, _CMP_UNORD_Q) ? NAN : _mm512_reduce_max_ps(most) / 127.f;
     stir();
     const __m512 inverse = set(scale > 0 ? 1.f / scale : 0.f);
     const __m128i offset = _mm_set1_epi8(NARROW || m.tiles() || m.grouped() ? 0 : -128);
