@@ -111,7 +111,7 @@ def check_layers(student: Any, method: str) -> None:
     """InputError unless a model's layers are where methods look for them that compute them one by one."""
     if not hasattr(getattr(student, "model", None), "layers"):
         raise InputError(
-            f"{method} computes a draft's layers one by one, but those of {student.config.model_type!r} have other names; "
+            f"{method} computes the layers of a draft one by one, but {student.config.model_type!r} calls them otherwise; "
             "give a draft with layers of attention, such as llama's."
         )
 
