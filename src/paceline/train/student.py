@@ -110,9 +110,10 @@ def loaded(target: TrainingTarget, draft: str) -> nn.Module:
 def check_layers(student: Any, method: str) -> None:
     """InputError unless a model's layers are where methods look for them that compute them one by one."""
     if not hasattr(getattr(student, "model", None), "layers"):
+        kind = student.config.model_type
         raise InputError(
-            f"{method} computes the layers of a draft one by one, but {student.config.model_type!r} calls them otherwise; "
-            "give a draft with layers of attention, such as llama's."
+            f"{method} computes the layers of a draft one by one, but the family {kind!r} calls them otherwise; give a "
+            "draft with layers of attention, such as llama's."
         )
 
 
