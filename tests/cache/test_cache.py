@@ -261,3 +261,8 @@ def test_content_computed_twice_at_once_was_asked_for_twice() -> None:
     assert asked == leases[0].blocks[:2] * 2
     cache.pool.publish(leases[0].blocks[0], leases[0].hashes[0], leases[0].groups)
     assert len(asked) == 4, "sealed again, but not used again"
+
+
+def test_a_group_with_a_state_cannot_lag() -> None:
+    with pytest.raises(IntegrityError, match="cannot lag"):
+        Cache(4, 4, groups=["draft"], states=["draft"], lagging=["draft"])

@@ -175,3 +175,14 @@ def test_bad_settings_are_refused(place: Path, method: str, given: dict[str, Any
 
     with pytest.raises(PacelineError, match=said):
         train(replace(plan(place, "bad", method, given)))
+
+
+def test_a_recurrent_draft(place: Path) -> None:
+    """A fresh Mamba-2 of two layers: its directory is a draft as any other, and the text stays."""
+    mine = plan(place, "mamba2", "fastdraft", {**SHAPE, "family": "mamba2"})
+    made = train(mine)
+    assert json.loads((made.out / "config.json").read_text())["model_type"] == "mamba2"
+    assert engine_tau(place / "target", made.out, made.held[:2], ["model"], None, 12, "float32").same["model"]
+    for method, wrong in (("fastdraft", {"family": "rwkv"}), ("s2d", {"family": "mamba2", "exits": "1,2"})):
+        with pytest.raises(InputError, match="family"):
+            train(plan(place, "wrong", method, {**SHAPE, **wrong}))

@@ -40,6 +40,8 @@ class Cache:
         full block, so a shared prefix brings it along; between the ends of blocks only a group's last row has one,
         and to rewind or fork goes back to such an end. `snapshots`: how many of these states are kept at most (None:
         one for each block); a prefix ends, then, where one is."""
+        if both := {*states} & {*lagging}:
+            raise IntegrityError(f"{min(both)} keeps a state, so a prefix cannot lack it; it cannot lag.")
         kept = None if snapshots is None or not {*states} else Snapshots(snapshots, num_blocks)
         self.pool = BlockPool(num_blocks, block_size, eviction, prefix=prefix, snapshots=kept)
         self.groups = frozenset((TARGET, *groups))

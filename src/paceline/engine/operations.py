@@ -252,8 +252,9 @@ class Operations:
         groups = [] if lease is None else sorted(lease_of(request).groups)
         slots = [] if lease is None else lease_of(request).slots(first * size, sealed * size)
         forms = {group: self.kv.forms[group] for group in groups if group in self.kv.forms}
+        blocks = self.kv.read(slots, size, forms) if forms else []
         text = None if self.session.tokenizer is None else request.text
-        return pack(request, self.origin, now, text, size, forms, self.kv.read(slots, size, forms), first)
+        return pack(request, self.origin, now, text, size, forms, blocks, first)
 
     @apply.register
     def _resume(self, operation: Resume, now: float) -> list[Request]:

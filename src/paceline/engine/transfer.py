@@ -80,7 +80,8 @@ class Transfers:
         if request.lease is not None:
             groups = sorted(lease_of(request).groups & self.kv.forms.keys())
             slots = lease_of(request).slots(first * size, count * size)
-        blocks = self.kv.read(slots, size, groups)
+        blocks = self.kv.read(slots, size, groups) if groups else []
+        count = first + len(blocks)
         header = {
             "kind": "piece",
             "model": self.origin.model,

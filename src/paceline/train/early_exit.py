@@ -52,6 +52,7 @@ class ExitSettings(StudentSettings):
 )
 class EarlyExitTraining(DraftMethod):
     name = "early_exit"
+    by_layer = True
     settings_type = ExitSettings
     settings: ExitSettings
     preset: ClassVar[Mapping[str, Any]] = {"objective": "ce"}

@@ -34,6 +34,7 @@ class SortedSettings(StudentSettings):
 @TRAINERS.register("s2d", Trains("one draft model with several exits, for several targets", drafter="s2d"))
 class Sorted(DraftMethod):
     name = "s2d"
+    by_layer = True
     settings_type = SortedSettings
     settings: SortedSettings
 

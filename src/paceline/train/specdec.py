@@ -75,7 +75,7 @@ class SpecDec(Method):
         swapped = (batch.learn[:, 1:] > 0) & (torch.rand(drawn.shape) >= self.settings.keep)
         text = batch.ids.clone()
         text[:, 1:] = torch.where(swapped, drawn, text[:, 1:])
-        hidden = student.model(input_ids=text).last_hidden_state
+        hidden = student.base_model(input_ids=text).last_hidden_state
         return hidden[:, 1:], label, swapped
 
     def loss(self, batch: FeatureBatch, step: int, done: float = 0.0) -> Loss:

@@ -28,15 +28,23 @@ TOKENIZER_FILES = (
     "added_tokens.json",
 )
 """Files of a tokenizer."""
+FRESH_FAMILIES = ("llama", "mamba2")
+STATE_NUMBERS = 64
+"""Numbers of a fresh recurrent model's state, for each of its channels."""
+CHUNK_TOKENS = 64
+"""Tokens that its training computes at a time."""
 TAU_DEPTH_TOKENS = 8
 """Tokens below the root that are looked at for simulated tau."""
 
 
 @dataclass(frozen=True)
 class StudentSettings:
-    """draft: a directory to begin with; none: a fresh Llama model of this shape, with the target's vocabulary."""
+    """draft: a directory to begin with; none: a fresh model of this shape, with the target's vocabulary."""
 
     draft: str = ""
+    family: str = "llama"
+    """Family of a fresh one: llama, or mamba2, whose state takes as much memory for a long text as for a short one; it
+    has twice `hidden` channels in `heads` heads, and neither kv_heads nor ffn."""
     layers: int = 2
     hidden: int = 256
     heads: int = 4
@@ -54,14 +62,24 @@ class StudentSettings:
 
 def fresh(target: TrainingTarget, settings: StudentSettings) -> nn.Module:
     """Random weights from torch's generator."""
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, Mamba2Config, Mamba2ForCausalLM
 
+    if settings.family not in FRESH_FAMILIES:
+        raise InputError(f"family is {settings.family!r}, but it must be one of {', '.join(FRESH_FAMILIES)}.")
     if settings.hidden % settings.heads or settings.heads % settings.kv_heads:
         raise InputError(
             f"hidden {settings.hidden}, heads {settings.heads} and kv_heads {settings.kv_heads} do not divide; give a "
             "hidden width that is a multiple of heads, and heads that are a multiple of kv_heads."
         )
     ends = [token for token in target.text.eos() if isinstance(token, int)]
+    if settings.family == "mamba2":
+        recurrent: nn.Module = Mamba2ForCausalLM(Mamba2Config(
+            vocab_size=target.spec.vocab, hidden_size=settings.hidden, num_hidden_layers=settings.layers, expand=2,
+            num_heads=settings.heads, head_dim=2 * settings.hidden // settings.heads, state_size=STATE_NUMBERS,
+            n_groups=1, chunk_size=CHUNK_TOKENS, tie_word_embeddings=True, bos_token_id=None,
+            eos_token_id=ends[0] if ends else None, pad_token_id=None, use_cache=True,
+        ))  # fmt: skip
+        return recurrent
     config = LlamaConfig(
         vocab_size=target.spec.vocab, hidden_size=settings.hidden, num_hidden_layers=settings.layers,
         num_attention_heads=settings.heads, num_key_value_heads=settings.kv_heads, intermediate_size=settings.ffn,
@@ -89,6 +107,16 @@ def loaded(target: TrainingTarget, draft: str) -> nn.Module:
     return made
 
 
+def check_layers(student: Any, method: str) -> None:
+    """InputError unless a model's layers are where methods look for them that compute them one by one."""
+    if not hasattr(getattr(student, "model", None), "layers"):
+        kind = student.config.model_type
+        raise InputError(
+            f"{method} computes the layers of a draft one by one, but the family {kind!r} calls them otherwise; give a "
+            "draft with layers of attention, such as llama's."
+        )
+
+
 def write(model: Any, target: TrainingTarget, path: Path) -> None:
     """The draft model's directory: weights in bfloat16, and the target's tokenizer."""
     path.mkdir(parents=True, exist_ok=True)
@@ -107,6 +135,8 @@ class DraftMethod(Method):
     preset: ClassVar[Mapping[str, Any]] = {}
     settings_type: ClassVar[type[StudentSettings]] = StudentSettings
     needs_draft: ClassVar[bool] = False
+    by_layer: ClassVar[bool] = False
+    """Does it compute the draft's layers one by one?"""
 
     def __init__(self, target: TrainingTarget, settings: dict[str, Any]) -> None:
         self.target = target
@@ -119,6 +149,8 @@ class DraftMethod(Method):
             raise InputError(f"{self.name} needs a draft model to begin with; give --set draft=DIRECTORY.")
         s = self.settings
         self.student: Any = loaded(target, s.draft) if s.draft else fresh(target, s)
+        if self.by_layer:
+            check_layers(self.student, self.name)
         self.module = self.student
         self.goal = Objective.parse(s.objective)
         soft = any(name in DIVERGENCES for name in self.goal.terms)

@@ -34,6 +34,7 @@ class SurrogateSettings(StudentSettings):
 @TRAINERS.register("surrogate", Trains("a small block that stands in for a run of the model's layers", drafter="model"))
 class SurrogateTraining(DraftMethod):
     name = "surrogate"
+    by_layer = True
     settings_type = SurrogateSettings
     settings: SurrogateSettings
     preset: ClassVar[Mapping[str, Any]] = {"objective": "kl+smooth:0.5"}
