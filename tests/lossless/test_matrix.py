@@ -35,7 +35,6 @@ AXES: dict[str, Sequence[Any]] = {
     "group_size": [None, 1, 2], "layer_groups": [None, 2, 99],
     "patience_ms": [0.0, 1e9], "words": [0, 1, 3, 5], "n": [1, 3],
     "ignore_eos": [True, False], "logprobs": [None, None, 1], "adapter": list(TURNS), "max_loras": [1, 4],
-    "check": [True, False],
 }  # fmt: skip
 """Of the engine, and of the requests."""
 WISHED = ("feature", "nodes", "n", "ignore_eos", "logprobs", "adapter")
@@ -59,8 +58,8 @@ def wish(rng: random.Random, drafter: str, verifier: str, feature: str, **drawn:
 @pytest.mark.parametrize(("drafter", "verifier"), CELLS)
 def test_cells(drafter: str, verifier: str) -> None:
     """One drafter and one rule: its rows of the design, two requests each, often with the same prompt, of which one
-    may have another adapter. With the fewest blocks answers are long, arrivals spread and slots dropped. Drafts were
-    made and requests pre-empted."""
+    may have another adapter. In half of them arrivals are spread and slots dropped. Drafts were made and requests
+    pre-empted."""
     rng, preempted, drafted = random.Random(drafter), 0, 0
     for row in (dict(row) for row in design() if row["cell"] == (drafter, verifier)):
         del row["cell"]
@@ -74,8 +73,8 @@ def test_cells(drafter: str, verifier: str) -> None:
         if rng.random() < 0.5:
             wishes[1].prompt = wishes[0].prompt
         if tight:
-            wishes = [replace(it, prompt=it.prompt[:4], params=replace(it.params, max_tokens=26)) for it in wishes]
-        totals = check(setting, wishes, rng if tight else None).desk.totals
+            wishes = [replace(it, prompt=it.prompt[:4], params=replace(it.params, max_tokens=40)) for it in wishes]
+        totals = check(setting, wishes, rng if rng.random() < 0.5 else None).desk.totals
         preempted += totals.preemptions
         drafted += sum(stats.drafted for stats in totals.drafters.values())
     assert preempted and (drafted or drafter == "none"), (preempted, drafted)
