@@ -6,6 +6,7 @@ import hashlib
 import json
 import logging
 import math
+import os
 import platform
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +55,7 @@ for each other spin, so CPU seconds alone do not show that other programs run.""
 TABLE_AGE_S = 30 * 86_400.0
 """Seconds after which a kept table is measured again: machines change."""
 DOUBTED_TABLE_AGE_S = 600.0
-"""Seconds after which a doubted one is: what made the machine busy may be over."""
+"""Seconds after which a doubted one is, and at once where the machine is no longer busy."""
 
 Sample = tuple[Work, Sequence[Drafting], Times]
 
@@ -105,11 +106,20 @@ def calibrated(engine: Engine, facts: dict[str, Any]) -> StepTimes:
         log.info(
             "While step times were measured, the process had %.0f %% of a CPU and waited for one for %.0f %% of the "
             "time, because of a quota or other programs; prices of drafts are used with doubt until they have served, "
-            "and measured again at the first start that is more than %.0f minutes later.",
+            "and measured again at the next start, but within %.0f minutes only if the machine is no longer busy.",
             100 * cpu / took, 100 * waits / took, DOUBTED_TABLE_AGE_S / 60,
         )  # fmt: skip
     keep(path, times)
     return times
+
+
+def busy() -> bool:
+    """Whether more threads of all programs wanted a CPU in the last minute than there are CPUs; False where the system
+    does not say."""
+    try:
+        return os.getloadavg()[0] > (os.cpu_count() or 1)
+    except (AttributeError, OSError):
+        return False
 
 
 def waited() -> float:
@@ -128,7 +138,7 @@ def kept(path: Path) -> StepTimes | None:
     try:
         times = StepTimes.load(json.loads(path.read_text(encoding="utf-8")))
         check(times)
-        return times if times.doubt == 1.0 or age <= DOUBTED_TABLE_AGE_S else None
+        return times if times.doubt == 1.0 or (age <= DOUBTED_TABLE_AGE_S and busy()) else None
     except Exception as error:  # whatever a damaged file makes of it: it can be measured again
         log.warning("The table of step times %s cannot be used (%r); it is measured again.", path, error)
         return None
