@@ -38,6 +38,7 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "nothing about modules": (lambda d: configure(d, target_modules=None), "names no modules"),
     "an expression that is none": (lambda d: configure(d, target_modules="("), "an expression that repeats only"),
     "a slow expression": (lambda d: configure(d, target_modules="(a+)+b"), "an expression that repeats only"),
+    "ways": (lambda d: configure(d, target_modules="(?:q|q_|.|..)" * 4), "at most 64 ways"),
     "a slow exclusion": (lambda d: configure(d, exclude_modules="(?:.|..)" * 30 + "!"), "that repeats only single"),
     "an expression and layers": (
         lambda d: configure(d, target_modules=".*_proj", layers_to_transform=[0, 1]), "put the layers into",

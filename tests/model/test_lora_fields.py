@@ -10,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from paceline.core.errors import PacelineError
 from paceline.model.checkpoint import read_config
 from paceline.model.lora import read_lora
+from paceline.model.lora_config import MAX_WISH_REPEATS, served
 from tests.lora import configure, make_adapter
 from tests.tiny import tiny_checkpoint
 
@@ -136,3 +137,15 @@ def test_ranks_by_pattern(base: Path, tmp_path: Path) -> None:
     configure(path, rank_pattern={"up_proj": 2})
     with pytest.raises(PacelineError, match="says rank"):
         read_lora(path, spec)
+
+
+@pytest.mark.parametrize(
+    "wish",
+    [
+        r".*\.layers\.\d+\.(self_attn\.)?(q_proj|v_proj)",
+        r"(.*\.)?layers\.\d+\.self_attn\.(q|v)_proj",
+        rf"model\.layers\.({'|'.join(map(str, range(32)))})\.(self_attn|mlp)\.(q_proj|k_proj|gate_proj|gate_up_proj)",
+    ],
+)
+def test_expressions_as_people_write_them_are_served(wish: str) -> None:
+    assert served(wish, MAX_WISH_REPEATS)

@@ -2,6 +2,7 @@
 
 import grp
 import pwd
+import stat
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,7 +30,8 @@ def test_a_library_without_a_digest_is_not(library: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o775, 0o757, 0o777])
-def test_a_library_that_others_may_write_is_not(library: Path, mode: int) -> None:
+def test_a_library_that_others_may_write_is_not(library: Path, monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
+    monkeypatch.setattr(store, "alone", lambda group: False)
     library.chmod(mode)
     assert not store.sealed(library)
 
@@ -44,15 +46,18 @@ def test_a_digest_that_others_may_write_says_nothing(library: Path) -> None:
     assert not store.sealed(library)
 
 
+@pytest.mark.parametrize("alone", [False, True])
 @pytest.mark.parametrize("mode", [0o770, 0o775, 0o777])
 def test_a_directory_that_others_may_write_to_is_not_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, alone: bool
 ) -> None:
+    """`alone`: its group has nobody else, as that of a volume of Kubernetes."""
     shared = tmp_path / "cache"
     shared.mkdir()
     shared.chmod(mode)
     monkeypatch.setenv("PACELINE_CACHE", str(shared))
-    assert store.home() != shared
+    monkeypatch.setattr(store, "alone", lambda group: alone)
+    assert (store.home() == shared) == (alone and not mode & stat.S_IWOTH)
 
 
 def test_a_directory_in_one_that_others_may_write_to_is_not_used(

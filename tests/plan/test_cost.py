@@ -331,3 +331,26 @@ def test_a_first_step_that_also_read_the_weights_sets_no_price_for_good() -> Non
         times.observe(prompt, [], Times(slower * 0.1 * shape, {}, 1e-3))
         times.observe(plain, [], Times(0.1, {}, 1e-3))
         assert times.of_target(plain) == pytest.approx(0.1, rel=0.01)
+
+
+def test_without_a_table_a_slow_pass_is_believed_once() -> None:
+    times = StepTimes()
+    for rows, seconds in ((1, 1e-2), (2, 1.1e-2), *[(1, 1e-2)] * 20, (1, 1e-1)):
+        times.observe(Work(rows, 1, 100, 100, rows), [], Times(seconds, {}, 1e-4))
+    assert times.of_target(Work(1, 1, 100, 100, 1)) < 2e-2
+    assert times.of_target(Work(2, 1, 100, 200, 2)) > times.of_target(Work(1, 1, 100, 100, 1))
+
+
+def test_reading_is_learned_of_prompts_that_are_read_whole() -> None:
+    times = StepTimes()
+    times.drafter("m")
+    whole = Work(512, 1, 0, 0, 1)
+    for _ in range(3):
+        times.observe(Work(1, 1, 100, 100, 1), [], Times(1e-2, {}, 1e-4))
+        times.observe(whole, [], Times(0.1, {"m": 0.05}, 1e-4))
+    known = times.of_reading(["m"], 512)
+    assert 0.4 < known / times.of_target(whole) < 0.6
+    # The last part of a prompt, of which the draft reads all; and a prompt next to a request that decodes.
+    times.observe(Work(512, 1, 3584, 512 * 3584, 1), [], Times(0.1, {"m": 0.42}, 1e-4))
+    times.observe(Work(513, 2, 100, 100, 2), [], Times(0.1, {"m": 1e-3}, 1e-4))
+    assert times.of_reading(["m"], 512) == pytest.approx(known, rel=0.2)

@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from math import inf, prod
 from string import Formatter
 from typing import Any, TypeVar
@@ -367,6 +368,15 @@ def drawn_out(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """Arguments of `join` and `sum`, with lists in place of iterators, which have no size."""
     lists = name in ("join", "sum")
     return tuple(list(it) if lists and hasattr(it, "__next__") else it for it in args)
+
+
+def compile_template(template: object) -> None:
+    """Compile it now, once, if it is a text. What is wrong with it is said where it is used."""
+    from transformers.utils import chat_template_utils
+
+    if isinstance(template, str):
+        with suppress(Exception):
+            chat_template_utils._compile_jinja_template(template)
 
 
 def bound_templates() -> None:

@@ -16,6 +16,7 @@ from paceline.engine.templates import (
     TEMPLATE_TRIAL_S,
     EndlessTemplateError,
     bound_templates,
+    compile_template,
     render_seconds,
     within,
 )
@@ -100,6 +101,7 @@ class Text:
         if time.monotonic() < self._endless_until:
             raise endless
         if role not in self._forms:
+            compile_template(self.tokenizer.chat_template)
             end = time.thread_time() + TEMPLATE_TRIAL_S
 
             def render(messages: list[Message]) -> str:

@@ -5,8 +5,9 @@ What would change the arithmetic and is not computed here (DoRA, biases, trained
 
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import takewhile
 from pathlib import Path
 from re import _parser as re_parser  # type: ignore[attr-defined]
 from typing import Any, TypeGuard
@@ -20,7 +21,7 @@ MAX_LORA_PATTERNS, MAX_REPEATING_PATTERNS = 1024, 32
 MAX_ENTRY_REPEATS, MAX_WISH_REPEATS = 2, 4
 """Most repeats in such an entry, and in the expression of `target_modules` or `exclude_modules`: to match a name of n
 characters takes a time that grows with n to this power."""
-MAX_PATTERN_WAYS = 16
+MAX_PATTERN_WAYS = 64
 """Most ways in which the alternatives of a pattern may match the same text."""
 ALL_EXPERTS = re.compile(r"\bexperts\.[a-z_]+$")
 """Name of a parameter of all experts of a layer."""
@@ -113,7 +114,8 @@ def _check_types(file: Path, config: Mapping[str, Any]) -> None:
         named = isinstance(wish, list) and all(isinstance(name, str) for name in wish)
         expect(key, named or isinstance(wish, str | None), "a list of names or an expression")
         most = (
-            f"a list of names, or an expression that repeats only single characters, {MAX_WISH_REPEATS} times at most,"
+            f"a list of names, or an expression that repeats only single characters, {MAX_WISH_REPEATS} times at most, "
+            f"has at most {MAX_LORA_PATTERN_CHARS} characters and matches a text in at most {MAX_PATTERN_WAYS} ways,"
         )
         expect(key, not isinstance(wish, str) or served(wish, MAX_WISH_REPEATS), most)
     wish = config.get("target_parameters")
@@ -198,28 +200,44 @@ def name_pattern(pattern: str, most: int) -> "tuple[re.Pattern[str], int]":
 
 
 def _cost(parts: Iterable[tuple[Any, Any]]) -> tuple[int, int]:
-    """(repeats, ways) of a part of a pattern. Alternatives that begin with different letters are one way."""
+    """(repeats, ways) of a part of a pattern."""
     repeats, ways = 0, 1
     for name, value in parts:
         kind = str(name)
         if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
-            more, times = 1, 1
-            if len(value[2]) != 1 or str(value[2][0][0]) not in SINGLE_CHARACTERS:
+            if value[1] <= 1:  # there or not
+                more, times = _cost(value[2])
+                times += 1
+            elif len(value[2]) == 1 and str(value[2][0][0]) in SINGLE_CHARACTERS:
+                more, times = 1, 1
+            else:
                 raise ValueError("it may take long")
         elif kind in ("SUBPATTERN", "ASSERT", "ASSERT_NOT"):
             more, times = _cost(value[-1])
         elif kind == "BRANCH":
             costs = [_cost(branch) for branch in value[1]]
-            heads = [branch[0][1] if branch and str(branch[0][0]) == "LITERAL" else None for branch in value[1]]
-            letters = [head for head in heads if head is not None]
-            alike = heads.count(None) + max(map(letters.count, letters), default=0)
-            more, times = max(it for it, _ in costs), alike * max(it for _, it in costs)
+            more, times = max(it for it, _ in costs), _alike(value[1]) * max(it for _, it in costs)
         elif kind in (*SINGLE_CHARACTERS, "AT"):
             more, times = 0, 1
         else:
             raise ValueError("it may take long")
         repeats, ways = repeats + more, ways * times
     return repeats, ways
+
+
+def _alike(branches: Sequence[Sequence[tuple[Any, Any]]]) -> int:
+    """How many alternatives can match the same text at most. Different letters at their beginnings part them."""
+    heads = []
+    for branch in branches:
+        letters = list(takewhile(lambda part: str(part[0]) == "LITERAL", branch))
+        heads.append((tuple(letter for _, letter in letters), len(letters) == len(branch)))
+    most = 0
+    for head, whole in heads:
+        shorter = sum(head[: len(other)] == other for other, _ in heads)
+        longer = sum(len(other) > len(head) and other[: len(head)] == head and not (whole and ends)
+                     for other, ends in heads)  # fmt: skip
+        most = max(most, shorter + longer)
+    return most
 
 
 def parameter_of(module: str) -> str:

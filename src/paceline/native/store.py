@@ -52,7 +52,7 @@ def distrust(path: Path) -> str | None:
         return None  # what is there stays its owner's, and each file's owner is looked at
     if found.st_mode & stat.S_IWOTH:
         return "everybody may write to it"
-    return "its group may write to it" if found.st_mode & stat.S_IWGRP else None
+    return "its group may write to it" if found.st_mode & stat.S_IWGRP and not alone(found.st_gid) else None
 
 
 def exposed(path: Path) -> str | None:

@@ -56,6 +56,19 @@ class HeldChoice:
         return self.left > 0 and 2 * abs(len(requests) - self.count) <= self.count and 2 * new <= len(requests)
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """Prices for drafters that users named."""
+
+    kind: tuple[int, frozenset[str]]
+    """How many requests named which drafters."""
+    until: int
+    """The step at which these are too old."""
+    worth: dict[str, MinChance]
+    """What nodes of each have to bring, if that was measured."""
+    why: tuple[str, ...]
+
+
 @dataclass(slots=True)
 class Goodput(LengthPolicy):
     """`limit(request, drafter)`: how deep its draft may be. `fixed` serves requests that name their drafter."""
@@ -90,11 +103,8 @@ class Goodput(LengthPolicy):
     _keys: dict[int, str] = field(default_factory=dict)
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
-    _asked: dict[tuple[int, frozenset[str]], tuple[int, dict[str, MinChance], tuple[str, ...]]] = field(
-        default_factory=dict
-    )
-    """{how many requests named which drafters: the step at which this is too old, what their nodes have to bring, and
-    why}, of the latest"""
+    _asked: Asked | None = None
+    """The latest prices for drafters that users named."""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.times)
@@ -167,7 +177,7 @@ class Goodput(LengthPolicy):
         """What the nodes of drafters that users named have to bring, if that was measured, and what they cost."""
         asked = [(r, it) for r in requests if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms]
         kind = len(asked), frozenset(share.drafter for _, share in asked)
-        if kind not in self._asked or self.step >= self._asked[kind][0]:
+        if self._asked is None or self._asked.kind != kind or self.step >= self._asked.until:
             choice: Choice = {
                 r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), base.requests)[0])
                 for r, it in asked
@@ -177,8 +187,8 @@ class Goodput(LengthPolicy):
             tokens = base.requests + sum(point.tokens for _, point in choice.values())
             goodput = max(base.requests / price.of({}), tokens / price.of(choice))
             worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
-            self._asked = {kind: (self.step + HOLD, worth, why)}
-        return self._asked[kind][1:]
+            self._asked = Asked(kind, self.step + HOLD, worth, why)
+        return self._asked.worth, self._asked.why
 
     def _choose(
         self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision

@@ -166,7 +166,8 @@ class StepTimes:
     """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
     machine that has changed since has changed for it, too."""
     reading: dict[str, float] = field(default_factory=dict)
-    """{drafter: seconds that it reads a prompt, as a share of the target's}, as steps with prompts had it"""
+    """{drafter: seconds that it reads a prompt, as a share of the target's}, by prompts that were read whole and
+    alone"""
     timed: set[int] = field(default_factory=set)
     """Knots that a pass has touched where nothing was measured before the first request."""
     latest: list[Drafting] = field(default_factory=list)
@@ -274,7 +275,7 @@ class StepTimes:
         new = {part.drafter for part in parts} - self.drafts.keys()
         with_prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
         self.latest = [] if with_prompts else [*parts]  # next to prompts drafters have read those, too
-        if with_prompts and self.seen:
+        if with_prompts and self.seen and work.requests == 1 and not work.context:  # a prompt read whole, and alone
             for name in times.drafts.keys() - {part.drafter for part in parts}:
                 share = times.drafts[name] / max(times.target, FLOOR)
                 self.reading[name] = self.reading.get(name, share) + DRIFT * (share - self.reading.get(name, share))
@@ -319,6 +320,7 @@ class StepTimes:
         speed in full; so does any pass that is far too quick, as far as there is doubt."""
         ratio = min(OFF, max(seconds, FLOOR) / max(expected, FLOOR))
         quick, plain, faster = ratio < 1.0 / OFF, work.rows == work.requests, 1.0
+        near = {k for k, part in hats(work.rows).items() if part}
         if plain or quick:
             self.plains += plain
             first = plain and self.plains == 1 and (self.doubt > 1.0 or not self.measured)
@@ -326,18 +328,18 @@ class StepTimes:
             faster = max(ratio, 1.0 / self.doubt) if not plain else ratio if quick else 1.0 + weight * (ratio - 1.0)
             self.speed *= faster
             if first and not self.measured:  # what was timed keeps its seconds
-                for k in self.timed - hats(work.rows).keys():
+                for k in self.timed - near:
                     self.target.weights[k] /= faster
             for name in self.drafts.keys() - {part.drafter for part in self.latest}:
                 self.drafts[name] = self.drafts[name].scaled(faster)
             self.doubt = max(1.0, self.doubt * faster)
         ratio /= faster
-        unknown = not self.measured and self.seen > 1 and not {*hats(work.rows)} <= self.timed
+        unknown = not self.measured and self.seen > 1 and not near <= self.timed
         if quick or unknown:
             if unknown:
                 ratio = max(seconds, FLOOR) / max(expected, FLOOR) / faster
-                self.timed |= {k for k, part in hats(work.rows).items() if part}
-            for k in hats(work.rows):
+                self.timed |= near
+            for k in near if unknown else hats(work.rows):
                 self.target.weights[k] *= ratio
         else:
             self.target.learn(_features(work), ratio, RATE if plain else DRIFT)

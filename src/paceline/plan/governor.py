@@ -170,5 +170,5 @@ class Governor:
         else:
             self.mixed += seconds
         self._book("", min(0.0, chosen[""]) if prompts else chosen[""], seconds)
-        for key in {*self.lost, *chosen} - {""} if not prompts else ():
+        for key in sorted({*self.lost, *chosen} - {""}) if not prompts else ():
             self._book(key, chosen.get(key, 0.0), seconds)

@@ -66,7 +66,7 @@ def fresh(target: TrainingTarget, settings: StudentSettings) -> nn.Module:
 
     if settings.family not in FRESH_FAMILIES:
         raise InputError(f"family is {settings.family!r}, but it must be one of {', '.join(FRESH_FAMILIES)}.")
-    if settings.hidden % settings.heads or settings.heads % settings.kv_heads:
+    if settings.hidden % settings.heads or (settings.family == "llama" and settings.heads % settings.kv_heads):
         raise InputError(
             f"hidden {settings.hidden}, heads {settings.heads} and kv_heads {settings.kv_heads} do not divide; give a "
             "hidden width that is a multiple of heads, and heads that are a multiple of kv_heads."

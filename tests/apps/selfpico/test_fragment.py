@@ -225,7 +225,10 @@ def test_each_type_has_a_value_of_that_type(kind: str) -> None:
 
 
 def test_a_loop_without_end_is_left_and_what_nobody_calls_still_runs() -> None:
-    source = "import time\ndef f():\n    return 1\nwhile True:\n    time.sleep(60)\n"
+    source = (
+        "import asyncio, threading, time\nasyncio.run(asyncio.sleep(60))\nthreading.Event().wait(60)\n"
+        "def f():\n    return 1\nwhile True:\n    time.sleep(60)\n"
+    )
     runner = PicoRunner(Ordered(usual_order, "without the model"), 3, calls=True)
     result = asyncio.run(runner.run("fragment", source))
     assert (result.stopped, result.end, result.share, result.runs) == (ENDLESS, None, 1, 1)
@@ -239,7 +242,7 @@ def test_limits_end_a_fragment_and_keep_its_lines() -> None:
 
 def test_what_is_unknown_has_as_many_items_as_it_is_unpacked_to(tmp_path: Path) -> None:
     source = (
-        "X, y = load()\na, (b, c) = pair()\n*first, last = things()\nd, *e, f = more\n"
+        "dis = 3.5\nX, y = load()\na, (b, c) = pair()\n*first, last = things()\nd, *e, f = more\n"
         "for k, v in table.items():\n    print(len(first), len(e))\nprint([p for p, q, r in rows], len([*rows]))\n"
     )
     result = ran(source, Types(lambda hole, fragment: "Object"))

@@ -36,6 +36,7 @@ STAND_IN = """class StandIn:
         first = next(each for each in bases if isinstance(each, StandIn))
         return (StandIn,) if first is self and not real else ()
     def __iter__(self):  # as many as `a, b = unknown` takes, else one
+        import dis, sys
         frame = sys._getframe(1)
         code, at = frame.f_code.co_code, frame.f_lasti
         name, count = dis.opname[code[at]], code[at + 1]
@@ -196,7 +197,7 @@ def standalone(ran: Ran) -> str:
     packaged = within_package(text)
     absent = sorted({*ran.absent, *([RELATIVE_TO.partition(".")[0]] if packaged else [])})
     lines += dict.fromkeys(statement for each in ran.found for statement in each.imports)
-    lines += ["import dis", "import sys", *(["import importlib.machinery", "import types"] if absent else []), ""]
+    lines += ["import sys", *(["import importlib.machinery", "import types"] if absent else []), ""]
     lines.append(STAND_IN.format(attributes=table["attribute"], calls=table["call"]))
     if absent:
         lines.append(ABSENT_FINDER.format(modules=absent))

@@ -398,6 +398,18 @@ def execute(code: CodeType, names: dict[str, Any], call: bool) -> None:
         finish(names[FUNCTION]())
 
 
+def wait_briefly() -> None:
+    """Shorten the sleeps of programs, of tasks and of threads that wait for each other."""
+    sleep, of_task, of_thread = time.sleep, asyncio.sleep, threading.Condition.wait
+
+    def wait(self: threading.Condition, timeout: float | None = None) -> bool:
+        return of_thread(self, None if timeout is None else min(timeout, SLEEP_S))
+
+    vars(time)["sleep"] = lambda seconds: sleep(min(float(seconds), SLEEP_S))
+    vars(asyncio)["sleep"] = lambda delay, result=None: of_task(min(delay, SLEEP_S), result)
+    threading.Condition.wait = wait  # type: ignore[method-assign]
+
+
 def finish(result: Any) -> None:
     """Run what a call made, a coroutine or a generator, to its end."""
     if inspect.iscoroutine(result):
@@ -435,8 +447,8 @@ def main() -> None:
     threading.settrace(runtime.trace)
     sys.settrace(runtime.trace)
     error: BaseException | None = None
-    endless, sleep = False, time.sleep
-    time.sleep = lambda seconds: sleep(min(float(seconds), SLEEP_S))
+    endless = False
+    wait_briefly()
     try:
         with alarm(QUIET_S, Unending, runtime.quiet):
             execute(code, names, job["call"])
