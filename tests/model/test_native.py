@@ -25,7 +25,7 @@ from paceline.model.load import load_model
 from paceline.model.native import NativeDecoder
 from paceline.native.build import Unit, has_amx, library, unit
 from paceline.sample.sampler import Sampler
-from tests.model.units import compiled, in_software
+from tests.model.units import compiled, in_software, units_here
 from tests.oracle.cases import CASES, VOCAB, Case, text, write
 from tests.oracle.rows import Chunk, feed, lay_out
 from tests.sample.ruled import SOME_RULES
@@ -47,7 +47,7 @@ FORMS = {
 """Biases and odd sizes, windows, head norms, partial rotation, caps and post norms, two rotations; heads of 6 to 128
 dimensions; layer norms with biases and a feed-forward part without gates, parts side by side, post norms alone and one
 norm over all heads, scaled residuals and logits."""
-CELLS = [(form, unit, quantize) for form in FORMS for unit in Unit for quantize in (None, "int8", "int4")]
+CELLS = [(form, unit, quantize) for form in FORMS for unit in units_here() for quantize in (None, "int8", "int4")]
 """A form, what multiplies, and the weights: each pair of two of them in every run, all three in the full one."""
 BYTES = 4096
 """Slots of the pool."""
@@ -191,7 +191,11 @@ def test_tiles_in_software_are_those_of_the_cpu(checkpoints: dict[str, Path], qu
 
 @pytest.mark.parametrize(
     ("form", "unit", "length"),
-    sampled([(f, u, n) for f in FORMS for u in Unit for n in (90, 1100)], lambda cell: cell[:2], lambda cell: cell[1:]),
+    sampled(
+        [(f, u, n) for f in FORMS for u in units_here() for n in (90, 1100)],
+        lambda cell: cell[:2],
+        lambda cell: cell[1:],
+    ),
     ids=lambda it: it.name if isinstance(it, Unit) else str(it),
 )
 def test_slow_twin(checkpoints: dict[str, Path], form: str, unit: Unit, length: int) -> None:

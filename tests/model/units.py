@@ -25,7 +25,12 @@ def in_software() -> CDLL:
 @cache
 def narrow(*more: str) -> CDLL:
     """AVX2's, whatever this CPU has beyond it."""
-    return declare(CDLL(str(built((*NARROW, *more, *QUICKLY)))))
+    return declare(CDLL(str(built((*NARROW, *more, *(QUICKLY if more else ()))))))
+
+
+def units_here() -> list[Unit]:
+    """Units that can be tested on this machine."""
+    return [Unit.SHORT] if machine_flags() not in (None, WIDE) else list(Unit)
 
 
 def compiled(unit: Unit) -> CDLL:

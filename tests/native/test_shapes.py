@@ -6,6 +6,7 @@ import ctypes
 import faulthandler
 import os
 import resource
+import signal
 from operator import attrgetter
 
 import pytest
@@ -67,11 +68,16 @@ def test_groups_at_odd_sizes(unit: Unit, outputs: int, inputs: int, case: Case) 
 
 def test_a_fence_ends_a_process_that_crosses_it() -> None:
     """One byte behind it is read."""
+    memory = Fence(64)
+    end = memory.room((64,), torch.uint8).data_ptr()
+    assert len(ctypes.string_at(end, 64)) == 64
     pid = os.fork()
     if pid == 0:
-        faulthandler.disable()
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        memory = Fence(64)
-        ctypes.string_at(memory.room((64,), torch.uint8).data_ptr() + 1, 64)
-        os._exit(0)
-    assert os.waitpid(pid, 0)[1] != 0
+        try:
+            faulthandler.disable()
+            resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+            ctypes.string_at(end + 1, 64)
+        finally:
+            os._exit(0)
+    sanitizer = 77  # the status with which a sanitizer ends a process
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) in (-signal.SIGSEGV, -signal.SIGBUS, sanitizer)

@@ -16,7 +16,7 @@ from paceline.plan import NONE, POLICIES, Account, Basis, Chooses, DrafterFacts,
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
-from paceline.plan.cost import YOUNG, Drafting, StepTimes, Times
+from paceline.plan.cost import FLOOR, YOUNG, Drafting, StepTimes, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import Governor, fitting
 
@@ -185,7 +185,7 @@ class Goodput(LengthPolicy):
             price = self._price(requests, base)
             why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in sorted(kind[1]))
             tokens = base.requests + sum(point.tokens for _, point in choice.values())
-            goodput = max(base.requests / price.of({}), tokens / price.of(choice))
+            goodput = max(base.requests / max(price.of({}), FLOOR), tokens / max(price.of(choice), FLOOR))
             worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
             self._asked = Asked(kind, self.step + HOLD, worth, why)
         return self._asked.worth, self._asked.why
@@ -289,7 +289,7 @@ class Goodput(LengthPolicy):
             for bound in (-1, 1)
         )
         tokens = [x / len(mine) for x in (low, sum(p.tokens for _, p in mine), high)]
-        seconds, plain = price.of(choice), price.of({})
+        seconds, plain = price.of(choice), max(price.of({}), FLOOR)
         words = reason("draft", drafter, nodes, len(mine), tokens, seconds, plain)
         if not self.times.seen:
             words += " (nothing is timed yet)"
