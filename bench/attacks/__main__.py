@@ -23,8 +23,8 @@ from bench.attacks.wire import Bystander, Hurt, post
 
 MINE, THEIRS, ROUTER = "client-key-0123", "attacker-key-4567", "router-key-8901"
 MOST_WAIT_S, MOST_GROWTH_MB = 1.0, 100.0
-NOTICED_S = 18.0
-"""Until a router has seen that an engine answers nothing."""
+NOTICED_S = 75.0
+"""Seconds until a router has seen that an engine answers nothing: two probes of 2 and 30 s, and some more."""
 SETTLE_S = 4.0
 """After an attack, until memory has gone back."""
 
@@ -112,7 +112,7 @@ def closing(seconds: float = 10.0) -> bool:
 def stopped(router: Started, engine: Started) -> bool:
     """E9: one of two engines is stopped, as a hung machine is; False where a call of the client fails, or waits once
     the router has seen it."""
-    bystander = Bystander(router.url, MINE)
+    bystander = Bystander(router.url, MINE, timeout=2 * NOTICED_S)
     try:
         time.sleep(2)
         bystander.take()

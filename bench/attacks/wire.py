@@ -18,11 +18,13 @@ class Hurt(Exception):
     """What an attack did to somebody else."""
 
 
-def post(url: str, path: str, body: bytes | dict[str, Any], key: str, **headers: str) -> tuple[int, bytes]:
+def post(
+    url: str, path: str, body: bytes | dict[str, Any], key: str, *, timeout: float = TIMEOUT_S, **headers: str
+) -> tuple[int, bytes]:
     """(status, body) of the answer; 0 and the reason where there is none."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=TIMEOUT_S)
+    connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
     given = {"Content-Type": "application/json", "Authorization": f"Bearer {key}", **headers}
     try:
         connection.request("POST", path, data, given)
@@ -47,12 +49,12 @@ def opened(
     return made
 
 
-def client(url: str, key: str, out: Connection, stop: Any) -> None:
+def client(url: str, key: str, out: Connection, stop: Any, timeout: float) -> None:
     """Ten tokens every 100 ms; sends (seconds, status) of each."""
     body = {"prompt": "One two three", "max_tokens": 10, "temperature": 0, "ignore_eos": True}
     while not stop.is_set():
         started = time.monotonic()
-        status, _ = post(url, "/v1/completions", body, key)
+        status, _ = post(url, "/v1/completions", body, key, timeout=timeout)
         seconds = time.monotonic() - started
         out.send((seconds, status))
         time.sleep(max(0.0, EVERY_S - seconds))
@@ -61,10 +63,12 @@ def client(url: str, key: str, out: Connection, stop: Any) -> None:
 class Bystander:
     """That client in a process of its own. `take` is what it saw since the last call."""
 
-    def __init__(self, url: str, key: str) -> None:
+    def __init__(self, url: str, key: str, timeout: float = TIMEOUT_S) -> None:
+        """`timeout`: seconds that it waits for an answer."""
+        self._timeout = timeout
         self._in, out = multiprocessing.Pipe(duplex=False)
         self._stop = multiprocessing.Event()
-        self._process = multiprocessing.Process(target=client, args=(url, key, out, self._stop), daemon=True)
+        self._process = multiprocessing.Process(target=client, args=(url, key, out, self._stop, timeout), daemon=True)
         self._process.start()
 
     def take(self) -> tuple[float, int, int]:
@@ -72,8 +76,8 @@ class Bystander:
         waits, bad = list[float](), 0
         first = True
         while first or self._in.poll():
-            if not self._in.poll(TIMEOUT_S + 5):
-                return TIMEOUT_S, len(waits), bad + 1
+            if not self._in.poll(self._timeout + 5):
+                return self._timeout, len(waits), bad + 1
             seconds, status = self._in.recv()
             waits.append(seconds)
             bad += status != 200

@@ -3,6 +3,9 @@
 import json
 import os
 import struct
+import subprocess
+import sys
+import threading
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +18,7 @@ from fastapi import FastAPI
 from paceline.cluster.workflow import log as workflow_log
 from paceline.core import files
 from paceline.core.errors import CheckpointError, InputError, PacelineError
-from paceline.core.files import check_folder, json_of, lines_of, text_of
+from paceline.core.files import check_folder, json_of, lines_of, open_log, text_of, write_whole
 from paceline.draft.vocabulary import strings
 from paceline.engine.text import read_template
 from paceline.model.blockzoo import MANIFEST, member_at
@@ -227,6 +230,54 @@ def test_a_log_is_no_pipe(tmp_path: Path) -> None:
     workflow_log.write(tmp_path / "log")({"event": "é"})
     assert json.loads((tmp_path / "log").read_text()) == {"event": "é"}
     workflow_log.write(Path("/dev/null"))({"event": "x"})
+
+
+def test_a_terminal_gets_every_line() -> None:
+    """However slowly it takes them."""
+    pty = pytest.importorskip("pty")
+    master, slave = pty.openpty()
+    line, got = b"x" * 99 + b"\n", bytearray()
+
+    def read() -> None:
+        while len(got) < 1000 * (len(line) + 1):  # a terminal writes CR LF
+            got.extend(os.read(master, 1 << 12))
+
+    with open_log(Path(os.ttyname(slave))) as file:
+        assert os.get_blocking(file.fileno())
+        reader = threading.Timer(0.1, read)
+        reader.daemon = True
+        reader.start()
+        for _ in range(1000):
+            write_whole(file, line)
+        reader.join(60)
+    os.close(slave)
+    os.close(master)
+    assert bytes(got).replace(b"\r", b"") == 1000 * line
+
+
+def test_a_line_is_written_in_as_many_parts_as_it_takes() -> None:
+    class Parts:
+        def __init__(self, most: int) -> None:
+            self.most, self.got = most, b""
+
+        def write(self, data: memoryview) -> int | None:
+            self.got += data[: self.most]
+            return min(self.most, len(data)) or None
+
+    parts = Parts(3)
+    write_whole(parts, b"0123456789")  # type: ignore[arg-type]
+    assert parts.got == b"0123456789"
+    with pytest.raises(BlockingIOError):
+        write_whole(Parts(0), b"x")  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(not Path("/dev/stderr").exists(), reason="needs /dev/stderr")
+def test_a_processs_own_output_may_be_a_pipe() -> None:
+    code = (
+        "from pathlib import Path; from paceline.core.files import *; write_whole(open_log(Path('/dev/stderr')), b'it')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, timeout=60, check=True)
+    assert done.stderr == b"it"
 
 
 @pytest.mark.parametrize("name", ["tls_cert", "tls_key"])

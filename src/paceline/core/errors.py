@@ -13,13 +13,20 @@ class PacelineError(Exception):
     shortened in its middle. Characters that move a terminal's cursor or hide text are written as escapes."""
 
     def __str__(self) -> str:
-        text = super().__str__()
+        text = shortened(super().__str__())
         if not text.isprintable():
-            text = "".join(
-                it if it.isprintable() or (it.isspace() and it not in CURSOR) else ascii(it)[1:-1] for it in text
+            text = shortened(
+                "".join(
+                    it if it.isprintable() or (it.isspace() and it not in CURSOR) else ascii(it)[1:-1] for it in text
+                )
             )
-        half = MAX_MESSAGE_CHARS // 2
-        return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:half]} ... {text[5 - half :]}"
+        return text
+
+
+def shortened(text: str) -> str:
+    """A text of at most MAX_MESSAGE_CHARS: of a longer one the beginning and the end."""
+    half = MAX_MESSAGE_CHARS // 2
+    return text if len(text) <= MAX_MESSAGE_CHARS else f"{text[:half]} ... {text[5 - half :]}"
 
 
 class InputError(PacelineError, ValueError):

@@ -57,8 +57,8 @@ def open_regular(path: Path, what: str) -> IO[bytes]:
 
 
 def open_log(path: Path) -> IO[bytes]:
-    """A file that lines are written to, each at once: a new one, or a device such as /dev/stderr. A pipe, whose reader
-    could stop the writer, is refused. Raises OSError."""
+    """A file for `write_whole`: a new one, or a device such as a terminal. A pipe, whose reader could stop the writer,
+    is refused, unless it is this process's own output (/dev/stderr); a socket always is. Raises OSError."""
     wanted = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         number = os.open(path, wanted, 0o666)
@@ -66,12 +66,33 @@ def open_log(path: Path) -> IO[bytes]:
         if error.errno == errno.ENXIO:  # a pipe that nobody reads, or a socket
             raise OSError(error.errno, "it is a pipe or a socket") from None
         raise
-    if stat.S_ISFIFO(os.fstat(number).st_mode):
+    if stat.S_ISFIFO(os.fstat(number).st_mode) and not _own_output(number):
         os.close(number)
         raise OSError(errno.ENXIO, "it is a pipe or a socket")
-    if stat.S_ISREG(os.fstat(number).st_mode) and hasattr(os, "set_blocking"):
+    if hasattr(os, "O_NONBLOCK"):  # opened by a path of its own, so no other file becomes blocking with it
         os.set_blocking(number, True)
     return os.fdopen(number, "wb", buffering=0)
+
+
+def _own_output(number: int) -> bool:
+    """Is a file the one that this process's standard output or its errors go to?"""
+    for own in (1, 2):
+        try:
+            if os.path.samestat(os.fstat(number), os.fstat(own)):
+                return True
+        except OSError:  # closed
+            continue
+    return False
+
+
+def write_whole(file: IO[bytes], data: bytes) -> None:
+    """Write all of it to an unbuffered file, which may take a part at a time. Raises OSError."""
+    left = memoryview(data)
+    while left:
+        taken: int | None = file.write(left)
+        if not taken:
+            raise BlockingIOError(errno.EAGAIN, "it takes no more")
+        left = left[taken:]
 
 
 def text_of(path: Path, what: str, most: int = MOST_BYTES) -> str:

@@ -15,6 +15,7 @@ A weight of 0 does not hide a number that is not finite. So such a row counts as
 rows behind it is NaN.
 """
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -50,8 +51,12 @@ class Steps:
             rate,
         )
 
-    def finite(self) -> tuple["Steps", Tensor]:
-        """Steps with zeros for rows that bring a number that is not finite; which these are [T]."""
+    def finite(self) -> tuple["Steps", Tensor | None]:
+        """Steps with zeros for rows that bring a number that is not finite; which these are [T], or None where a CPU
+        finds none."""
+        parts = (self.value, self.key, self.query, self.decay, *(() if self.rate is None else (self.rate,)))
+        if self.value.is_cpu and all(math.isfinite(part.sum(dtype=torch.float32)) for part in parts):
+            return self, None
         marks = [(x * 0).sum((0, -1)) for x in (self.key, self.query)]  # 0 or NaN
         marks += [(x * 0).sum((0, 1)) for x in (self.decay, *(() if self.rate is None else (self.rate,)))]
         spoilt = sum(marks, (self.value * 0).sum((0, 1, 3))).isnan()
@@ -69,44 +74,42 @@ class Scanned:
     state: Tensor
     """S before the first one [G, R, P, N]"""
     total: Tensor
-    """c [G, R, T]"""
+    """c [G, R, T]; NaN where a row, or one before it, brings a number that is not finite"""
     weight: Tensor
     """exp(c_t - c_s) [G, R, T, T], 0 where s is neither t nor an ancestor of it."""
     update: Tensor
     """u [G, R, T, P]"""
-    spoilt: Tensor
-    """[T, 1] Does a row, or one before it, bring a number that is not finite?"""
 
     def outputs(self) -> Tensor:
         """y [G, R, T, P]"""
         steps = self.steps
         before = torch.exp(self.total)[..., None] * (steps.query[:, None] @ self.state.transpose(-1, -2))
         scores = (steps.query @ steps.key.transpose(-1, -2))[:, None]
-        return before.add_((self.weight * scores) @ self.update).masked_fill_(self.spoilt, torch.nan)
+        return before.add_((self.weight * scores) @ self.update)
 
     def after(self, row: int) -> Tensor:
         """S behind a row [G, R, P, N]."""
         weighed = self.update * self.weight[:, :, row, :, None]
         kept = torch.exp(self.total[..., row])[..., None, None] * self.state
-        return kept.add_(weighed.transpose(-1, -2) @ self.steps.key[:, None]).masked_fill_(self.spoilt[row], torch.nan)
+        return kept.add_(weighed.transpose(-1, -2) @ self.steps.key[:, None])
 
 
 def scanned(steps: Steps, state: Tensor, ancestors: Tensor) -> Scanned:
     """`ancestors` [T, T]: does row t go on from row s, or is it that? Parents come before their children."""
     steps, spoilt = steps.finite()
-    behind = (ancestors & spoilt).any(1, keepdim=True)
     total = steps.decay @ ancestors.to(steps.decay.dtype).t()
     # Where s is no ancestor the difference may be large and positive: it is never raised to a power.
     apart = (total[..., :, None] - total[..., None, :]).masked_fill_(~ancestors, -torch.inf)
     weight = apart.exp_()
+    marked = total if spoilt is None else total.masked_fill((ancestors & spoilt).any(1), torch.nan)
     if steps.rate is None:
-        return Scanned(steps, state, total, weight, steps.value, behind)
+        return Scanned(steps, state, marked, weight, steps.value)
     alike = (steps.key @ steps.key.transpose(-1, -2))[:, None]
     below = torch.tril(steps.rate[..., None] * weight * alike, -1)
     known = torch.exp(total)[..., None] * (steps.key[:, None] @ state.transpose(-1, -2))
     wanted = steps.rate[..., None] * (steps.value - known)
     update = torch.linalg.solve_triangular(below, wanted, upper=False, unitriangular=True)
-    return Scanned(steps, state, total, weight, update, behind)
+    return Scanned(steps, state, marked, weight, update)
 
 
 def causal(rows: int, device: torch.device) -> Tensor:

@@ -12,7 +12,7 @@ from paceline.cache.snapshots import Snapshots
 from paceline.core import operations
 from paceline.core.component import TARGET
 from paceline.core.errors import InputError
-from paceline.core.files import open_log
+from paceline.core.files import open_log, write_whole
 from paceline.core.joined import Layout
 from paceline.core.operations import Operation
 from paceline.core.plan import Note, Plan, Work
@@ -96,7 +96,7 @@ class LogFile:
         if self.file.closed:
             return
         try:
-            self.file.write(dump(event))
+            write_whole(self.file, dump(event))
         except OSError as error:
             log.warning("The decision log ends here: it cannot be written any more (%s).", error)
             self.file.close()

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.bench.load.answer import TimedAnswer
-from paceline.bench.load.client import Client, LoadClock, Whole
+from paceline.bench.load.client import Client, LoadClock, TooLargeError, Whole
 from paceline.core.errors import InputError
 from tests.bench.load.scripted import DONE, HEAD, HELLO, Asked, ask, chunk, event, framed, hello, says, scripted, whole
 
@@ -240,6 +240,7 @@ async def test_answers_without_an_end_are_ended(first: bytes, more: bytes, monke
 
     async with scripted(flood) as server:
         client, sink = Client(server.url, LoadClock()), Whole()
-        with pytest.raises(ConnectionError, match="more than 10000 bytes"):
+        with pytest.raises(ConnectionError, match="more than 10000 bytes") as caught:
             await client.send("/models", sink, 60)
         assert len(sink.data) <= 10_000
+        assert isinstance(caught.value, TooLargeError) == (b"x" * 1024 in more)

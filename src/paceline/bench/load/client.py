@@ -24,6 +24,14 @@ MOST_HEAD_BYTES, MOST_ANSWER_BYTES = 1 << 20, 64 << 20
 """Size limits of a response's head, and of a response that is kept in one piece."""
 
 
+class TooLargeError(ConnectionError):
+    """A response that is kept in one piece has more than MOST_ANSWER_BYTES."""
+
+
+class ClosedError(ConnectionError):
+    """The connection ended before the response did."""
+
+
 class LoadClock:
     """Seconds since it was started."""
 
@@ -62,7 +70,7 @@ class Whole:
     def body(self, data: bytes, now: float) -> None:
         if len(self._data) + len(data) > MOST_ANSWER_BYTES:
             self._data = bytearray()
-            raise ConnectionError(f"The response has more than {MOST_ANSWER_BYTES} bytes.")
+            raise TooLargeError(f"The response has more than {MOST_ANSWER_BYTES} bytes.")
         self._data += data
 
     def error(self) -> str:
@@ -154,7 +162,8 @@ class Connection(asyncio.Protocol):
                 self._settle(ConnectionError(f"The response's head has more than {MOST_HEAD_BYTES} bytes."))
                 self.close()
         except httptools.HttpParserCallbackError as error:
-            self._settle(ConnectionError(str(error.__context__ or error)))
+            cause = error.__context__
+            self._settle(cause if isinstance(cause, TooLargeError) else ConnectionError(str(cause or error)))
             self.close()
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._settle(ConnectionError(f"The response is not HTTP: {error}"))
@@ -162,7 +171,7 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         whole = exc is None and self._kind != "" and not self._sized
-        self._settle(None if whole else ConnectionError(str(exc or "The server closed the connection.")))
+        self._settle(None if whole else ClosedError(str(exc or "The server closed the connection.")))
 
     def _settle(self, error: Exception | None) -> None:
         end, self._end, self._sink = self._end, None, None

@@ -25,7 +25,8 @@ ENGINE_RETRY_S, LAST_ENGINE_RETRY_S = 0.5, 30.0
 answer between, up to the last."""
 ENGINE_SILENCE_S, MOST_SILENT_PROBES = 2.0, 2
 """How long an engine that has calls may say nothing before it is asked whether it is there, again and again; and how
-often it may not answer that."""
+often it may not answer that. An engine over HTTP has SIGN_OF_LIFE_S for each answer: about a minute in all, unless it
+cannot be reached."""
 WORKFLOW_LINGER_S = 20.0
 """A workflow without a call for so long has ended, unless it says more."""
 
@@ -235,7 +236,7 @@ class Controller:
         try:
             while instance.running and instance.alive and silent < MOST_SILENT_PROBES:
                 await asyncio.sleep(ENGINE_SILENCE_S)
-                there = engine.heard != heard or await engine.alive()
+                there = engine.heard != heard or await engine.there() or engine.heard != heard
                 others = any(each.alive for each in self.dispatcher.instances.values() if each is not instance)
                 heard, silent = engine.heard, 0 if there or not others else silent + 1
         finally:

@@ -6,14 +6,21 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from paceline.bench.load.client import Client, LoadClock, Whole
+import orjson
+
+from paceline.bench.load.client import MOST_ANSWER_BYTES, Client, ClosedError, LoadClock, TooLargeError, Whole
 from paceline.core.errors import InputError
 from paceline.serve.admission import CLIENT_HEADER
+from paceline.serve.errors import error_body
 
 MOST_UNREAD_BYTES = 4 << 20
 """Limit on the buffer of a stream whose client reads slowly; beyond it the call is ended."""
 TAIL_BYTES = 1 << 14
 """Length of the end of a stream that is searched for its usage."""
+
+SIGN_OF_LIFE_S, SIGN_AGAIN_S = 30.0, 2.0
+"""Seconds that an engine has for a response to a probe, since one with a single thread may be at another request; and
+seconds between two probes of an engine that closes the connection."""
 
 
 class EngineLost(Exception):
@@ -94,7 +101,9 @@ class HeardEngine(Protocol):
 
     heard: int
 
-    async def alive(self) -> bool: ...
+    async def there(self) -> bool:
+        """Does the engine answer at all, whatever it says? Waits long for one that can be reached."""
+        ...
 
 
 class Relay(Whole):
@@ -141,6 +150,9 @@ class HttpEngine:
         sink = Whole()
         try:
             await self._client.send(path, sink, self._timeout, body, told(client))
+        except TooLargeError:
+            self._hear()
+            return too_large()
         except OSError as error:  # ConnectionError and TimeoutError too
             raise EngineLost(f"{self.url}: {error or 'no answer in time'}") from error
         self._hear()
@@ -152,6 +164,8 @@ class HttpEngine:
         sink = Relay(begun, task.cancel, self._hear)
         try:
             await self._client.send(path, sink, self._timeout, body, told(client))
+        except TooLargeError:  # not a stream: of one only the end is kept
+            return too_large()
         except OSError as error:
             lost = EngineLost(f"{self.url}: {error or 'no answer in time'}")
             if sink.pieces is not None:
@@ -175,6 +189,30 @@ class HttpEngine:
         except InputError:
             return False
         return True
+
+    async def there(self) -> bool:
+        """Any HTTP response means that it is. A connection that it refuses means at once that it is not; one that it
+        closes means little, for this router's calls may have all the places that it gives to one address."""
+        try:
+            async with asyncio.timeout(SIGN_OF_LIFE_S):
+                while True:
+                    try:
+                        await self._client.send("/models", Whole(), SIGN_OF_LIFE_S)
+                    except ClosedError:
+                        await asyncio.sleep(SIGN_AGAIN_S)
+                    else:
+                        return True
+        except TooLargeError:
+            return True
+        except OSError:
+            return False
+
+
+def too_large() -> Reply:
+    """The reply for a response that is too large to be handed on. No fault of the engine: another would say as much."""
+    most = f"The engine's response has more than {MOST_ANSWER_BYTES} bytes, which is the limit for one in one piece"
+    message = f"{most}; ask for fewer choices, tokens or log-probabilities, or for a stream."
+    return Reply(502, orjson.dumps(error_body(502, message, code="response_too_large")))
 
 
 def told(client: str) -> str:

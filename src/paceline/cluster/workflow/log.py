@@ -11,7 +11,7 @@ from paceline.cluster.workflow.policies import DispatcherSetup
 from paceline.cluster.workflow.simulate import SimulatedCall, SimulatedJob
 from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from paceline.core.errors import InputError
-from paceline.core.files import lines_of, open_log
+from paceline.core.files import lines_of, open_log, write_whole
 
 Event = dict[str, Any]
 
@@ -69,7 +69,7 @@ def _dump(starts: Sequence[Start]) -> list[list[Any]]:
 def write(path: Path) -> Callable[[Event], None]:
     """A sink that appends lines to a new file, each at once."""
     file = open_log(path)
-    return lambda event: (file.write(f"{json.dumps(event)}\n".encode()), None)[1]
+    return lambda event: write_whole(file, f"{json.dumps(event)}\n".encode())
 
 
 def read(path: Path) -> Iterator[Event]:
