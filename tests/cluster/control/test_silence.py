@@ -156,7 +156,7 @@ async def test_any_status_says_that_an_engine_is_there(status: str, monkeypatch:
 
 async def test_calls_leave_an_engine_that_takes_connections_and_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "ENGINE_SILENCE_S", 0.01)
-    monkeypatch.setattr(engines_module, "SIGN_OF_LIFE_S", 0.1)
+    monkeypatch.setattr(engines_module, "ENGINE_PROBE_S", 0.1)
     never = asyncio.Event()
 
     async def hangs(asked: Asked, writer: asyncio.StreamWriter) -> None:
@@ -175,8 +175,8 @@ async def test_calls_leave_an_engine_that_takes_connections_and_says_nothing(mon
 
 async def test_a_probe_waits_for_an_answer_but_not_for_a_connection(monkeypatch: pytest.MonkeyPatch) -> None:
     """A closed connection is asked again: this router's calls may have all places."""
-    assert controller_module.MOST_SILENT_PROBES * engines_module.SIGN_OF_LIFE_S >= 60
-    monkeypatch.setattr(engines_module, "SIGN_AGAIN_S", 0.01)
+    assert controller_module.MOST_SILENT_PROBES * engines_module.ENGINE_PROBE_S >= 60
+    monkeypatch.setattr(engines_module, "PROBE_AGAIN_S", 0.01)
 
     async def full(asked: Asked, writer: asyncio.StreamWriter) -> None:
         if asked.number > 2:
@@ -187,8 +187,8 @@ async def test_a_probe_waits_for_an_answer_but_not_for_a_connection(monkeypatch:
     async with scripted(full) as server:
         url = server.url
         assert await HttpEngine(url).there() and len(server.asked) == 4
-    assert not await asyncio.wait_for(HttpEngine(url).there(), engines_module.SIGN_OF_LIFE_S / 2)
-    monkeypatch.setattr(engines_module, "SIGN_OF_LIFE_S", 0.1)
+    assert not await asyncio.wait_for(HttpEngine(url).there(), engines_module.ENGINE_PROBE_S / 2)
+    monkeypatch.setattr(engines_module, "ENGINE_PROBE_S", 0.1)
     async with scripted(says(b"", close=True)) as server:
         assert not await HttpEngine(server.url).there() and len(server.asked) > 1
 

@@ -25,7 +25,7 @@ ENGINE_RETRY_S, LAST_ENGINE_RETRY_S = 0.5, 30.0
 answer between, up to the last."""
 ENGINE_SILENCE_S, MOST_SILENT_PROBES = 2.0, 2
 """How long an engine that has calls may say nothing before it is asked whether it is there, again and again; and how
-often it may not answer that. An engine over HTTP has SIGN_OF_LIFE_S for each answer: about a minute in all, unless it
+often it may not answer that. An engine over HTTP has ENGINE_PROBE_S for each answer: about a minute in all, unless it
 cannot be reached."""
 WORKFLOW_LINGER_S = 20.0
 """A workflow without a call for so long has ended, unless it says more."""

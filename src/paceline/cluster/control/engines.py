@@ -18,7 +18,7 @@ MOST_UNREAD_BYTES = 4 << 20
 TAIL_BYTES = 1 << 14
 """Length of the end of a stream that is searched for its usage."""
 
-SIGN_OF_LIFE_S, SIGN_AGAIN_S = 30.0, 2.0
+ENGINE_PROBE_S, PROBE_AGAIN_S = 30.0, 2.0
 """Seconds that an engine has for a response to a probe, since one with a single thread may be at another request; and
 seconds between two probes of an engine that closes the connection."""
 
@@ -194,12 +194,12 @@ class HttpEngine:
         """Any HTTP response means that it is. A connection that it refuses means at once that it is not; one that it
         closes means little, for this router's calls may have all the places that it gives to one address."""
         try:
-            async with asyncio.timeout(SIGN_OF_LIFE_S):
+            async with asyncio.timeout(ENGINE_PROBE_S):
                 while True:
                     try:
-                        await self._client.send("/models", Whole(), SIGN_OF_LIFE_S)
+                        await self._client.send("/models", Whole(), ENGINE_PROBE_S)
                     except ClosedError:
-                        await asyncio.sleep(SIGN_AGAIN_S)
+                        await asyncio.sleep(PROBE_AGAIN_S)
                     else:
                         return True
         except TooLargeError:
