@@ -57,7 +57,7 @@ class HeldChoice:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class AskedPrices:
     """Prices for drafters that users named."""
 
     kind: tuple[int, frozenset[str]]
@@ -103,7 +103,7 @@ class Goodput(LengthPolicy):
     _keys: dict[int, str] = field(default_factory=dict)
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
-    _asked: Asked | None = None
+    _asked: AskedPrices | None = None
     """The latest prices for drafters that users named."""
 
     def __post_init__(self) -> None:
@@ -187,7 +187,7 @@ class Goodput(LengthPolicy):
             tokens = base.requests + sum(point.tokens for _, point in choice.values())
             goodput = max(base.requests / max(price.of({}), FLOOR), tokens / max(price.of(choice), FLOOR))
             worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
-            self._asked = Asked(kind, self.step + HOLD, worth, why)
+            self._asked = AskedPrices(kind, self.step + HOLD, worth, why)
         return self._asked.worth, self._asked.why
 
     def _choose(
