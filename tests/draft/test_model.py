@@ -87,7 +87,7 @@ def told(setting: Setting, **changes: object) -> Told:
 
 def test_a_run_tells_what_its_passes_would() -> None:
     """Tokens, who drafted them, how many were kept, in how many passes: also where a stop ends it."""
-    for changes in ({}, {"temperature": 1.0}, {"stop_token_ids": (3,)}, {"max_tokens": 7}):
+    for changes in ({}, {"temperature": 1.0}, {"stop_token_ids": (3,)}, {"max_tokens": 12}):
         single = told(dataclasses.replace(PATIENT, patience_ms=0.0), **changes)
         several = told(PATIENT, **changes)
         assert several.output == single.output and several.finish == single.finish
@@ -109,7 +109,7 @@ def test_a_draft_model_that_fails_in_a_run(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(ModelDrafter, "propose", fail)
     failed = told(PATIENT)
-    assert failed.output == plain.output and failed.stats.drafted <= 3  # in the prompt's own step
+    assert failed.output == plain.output and failed.stats.drafted <= 6  # in its first steps, of one pass
 
 
 @pytest.mark.parametrize("patience", [0.0, 1e9])

@@ -56,6 +56,11 @@ class HeldChoice:
         return self.left > 0 and 2 * abs(len(requests) - self.count) <= self.count and 2 * new <= len(requests)
 
 
+MOST_ASKED = 0.6
+"""Most tokens that a row, or a pass of the draft model, has to bring where a user named the drafter: a user who names
+one wants drafts."""
+
+
 @dataclass(frozen=True, slots=True)
 class AskedPrices:
     """Prices for drafters that users named."""
@@ -187,6 +192,10 @@ class Goodput(LengthPolicy):
             tokens = base.requests + sum(point.tokens for _, point in choice.values())
             goodput = max(base.requests / max(price.of({}), FLOOR), tokens / max(price.of(choice), FLOOR))
             worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
+            worth = {
+                name: replace(it, row=min(MOST_ASKED, it.row), level=min(MOST_ASKED, it.level))
+                for name, it in worth.items()
+            }
             self._asked = AskedPrices(kind, self.step + HOLD, worth, why)
         return self._asked.worth, self._asked.why
 

@@ -166,8 +166,8 @@ class StepTimes:
     """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
     machine that has changed since has changed for it, too."""
     reading: dict[str, float] = field(default_factory=dict)
-    """{drafter: seconds that it reads a prompt, as a share of the target's}, by prompts that were read whole and
-    alone"""
+    """{drafter: seconds that it reads a prompt, as a share of the target's}, by steps in which prompts alone were
+    read from their beginnings"""
     timed: set[int] = field(default_factory=set)
     """Knots that a pass has touched where nothing was measured before the first request."""
     latest: list[Drafting] = field(default_factory=list)
@@ -275,7 +275,7 @@ class StepTimes:
         new = {part.drafter for part in parts} - self.drafts.keys()
         with_prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
         self.latest = [] if with_prompts else [*parts]  # next to prompts drafters have read those, too
-        if with_prompts and self.seen and work.requests == 1 and not work.context:  # a prompt read whole, and alone
+        if with_prompts and self.seen and not work.context:  # prompts alone, from their beginnings
             for name in times.drafts.keys() - {part.drafter for part in parts}:
                 share = times.drafts[name] / max(times.target, FLOOR)
                 self.reading[name] = self.reading.get(name, share) + DRIFT * (share - self.reading.get(name, share))
@@ -339,7 +339,7 @@ class StepTimes:
             if unknown:
                 ratio = max(seconds, FLOOR) / max(expected, FLOOR) / faster
                 self.timed |= near
-            for k in near if unknown else hats(work.rows):
+            for k in hats(work.rows).keys() - (self.timed - near if unknown else set()):
                 self.target.weights[k] *= ratio
         else:
             self.target.learn(_features(work), ratio, RATE if plain else DRIFT)
