@@ -98,7 +98,7 @@ class PaddedBatch:
 
 @dataclass(slots=True)
 class WindowPart:
-    """What the layers of one window share: the blocks to read, and which of their keys are hidden,
+    """What the layers of one window share: the blocks to read, and the masks to add to the scores,
     [R * kv_heads or 1, M * group, keys]. `nodes` [R * N]: the rows whose keys `tree` is about."""
 
     blocks: Tensor | Run

@@ -5,6 +5,7 @@
 The two parts are softmaxed apart and merged by their log-sum-exp.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -18,7 +19,7 @@ from paceline.core.rows import Rows
 SCORES = 1 << 22
 """Most elements of the score matrix of a piece of prompt, all heads."""
 HIDDEN_SCORE = -torch.inf
-"""Put in place of the score of a key that is not seen, whatever that is. Nothing is added to it: NaN would stay."""
+"""The score of a key that is not seen."""
 
 
 class Reference:
@@ -42,7 +43,7 @@ class Reference:
         """Scores [heads] of each layer that take a share and give nothing; empty without sinks."""
         self.exact = torch.float64 if pool.dtype == torch.float64 else torch.float32
         self.nothing = torch.zeros(1, 1, 1, dtype=self.exact, device=pool.device)
-        """What is added to scores."""
+        """A mask that hides no key."""
 
     def prepare(self, rows: Rows) -> None:
         self.slot, self.total = rows.slot, len(rows.token)
@@ -62,7 +63,7 @@ class Reference:
             key = (start + node).clamp_(max=len(rows.token) - 1)
             seen = (rows.word[batch.index][:, :, None] >> node & 1).bool() & (node < nodes)[:, None, :]
             part.nodes, part.tree = key.flatten(), self.mask(seen, batch.position, rows.position[key], window)
-            part.blind = part.mask.all(-1, True), part.tree.all(-1, True)
+            part.blind = part.mask.amax(-1, True) < 0, part.tree.amax(-1, True) < 0
         return part
 
     def reach(self, batch: PaddedBatch, ends: list[int], window: int | None) -> tuple[Tensor | Run, Tensor]:
@@ -82,12 +83,13 @@ class Reference:
         return tables.gather(1, place).flatten(), slot
 
     def mask(self, seen: Tensor, position: Tensor, key: Tensor, window: int | None) -> Tensor:
-        """seen [R, M, S], position [R, M], key's position [R, S] -> the hidden [R * kv_heads or 1, M * group, S]."""
+        """seen [R, M, S], position [R, M], key's position [R, S] -> scores to add [R * kv_heads or 1, M * group, S]."""
         if window is not None:
             seen = seen & (position[:, :, None] - key[:, None, :] < window)
         requests, most, keys = seen.shape
+        mask = torch.zeros(seen.shape, dtype=self.exact, device=seen.device).masked_fill_(~seen, HIDDEN_SCORE)
         heads = self.kv_heads if requests > 1 else 1  # a lone request's mask broadcasts over its heads
-        mask = (~seen)[None, :, :, None, :].expand(heads, -1, -1, self.group, -1)
+        mask = mask[None, :, :, None, :].expand(heads, -1, -1, self.group, -1)
         return mask.reshape(heads * requests, most * self.group, keys)
 
     def forward(self, layer: int, q: Tensor, kv: Tensor | None) -> Tensor:
@@ -153,12 +155,17 @@ class Reference:
         return found[0], values_of(found)
 
     def scores(self, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-        """`mask`: which of them are hidden; None: none is."""
+        """`mask` is added; None: no key is hidden. Where that gives not HIDDEN_SCORE but NaN, the sum of all is NaN: a
+        CPU looks, which takes less time than to fill."""
         if self.softcap is None:
-            scores = torch.baddbmm(self.nothing, query, keys.mT, beta=0, alpha=self.scale)
+            added, beta = (self.nothing, 0) if mask is None else (mask, 1)
+            scores = torch.baddbmm(added, query, keys.mT, beta=beta, alpha=self.scale)
         else:
             scores = query.bmm(keys.mT).mul_(self.scale / self.softcap).tanh_().mul_(self.softcap)
-        return scores if mask is None else scores.masked_fill_(mask, HIDDEN_SCORE)
+            scores = scores if mask is None else scores.add_(mask)
+        if mask is None or (scores.is_cpu and not math.isnan(scores.sum())):
+            return scores
+        return scores.masked_fill_(mask < 0, HIDDEN_SCORE)
 
 
 def log_sum_exp(scores: Tensor, shares: Tensor) -> Tensor:
