@@ -613,7 +613,7 @@ def test_a_target_that_runs_but_knows_no_rules(drafter: str, monkeypatch: Monkey
     assert ran
     rules_taken_for_granted(monkeypatch)
     with pytest.raises(AssertionError):
-        fixed_cases("penalties", drafter, 4, ruled=False)
+        fixed_cases("penalties", drafter, 16, ruled=False)
 
 
 @pytest.mark.parametrize("able", [False, True])

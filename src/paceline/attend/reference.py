@@ -155,8 +155,8 @@ class Reference:
         return found[0], values_of(found)
 
     def scores(self, query: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-        """`mask` is added; None: no key is hidden. Where that does not give HIDDEN_SCORE it gives NaN, and so does the sum
-        of all: a CPU looks, which takes less time than to fill."""
+        """`mask` is added; None: no key is hidden. Where that gives not HIDDEN_SCORE but NaN, the sum of all is NaN: a
+        CPU looks, which takes less time than to fill."""
         if self.softcap is None:
             added, beta = (self.nothing, 0) if mask is None else (mask, 1)
             scores = torch.baddbmm(added, query, keys.mT, beta=beta, alpha=self.scale)

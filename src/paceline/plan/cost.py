@@ -339,7 +339,7 @@ class StepTimes:
             if unknown:
                 ratio = max(seconds, FLOOR) / max(expected, FLOOR) / faster
                 self.timed |= near
-            for k in hats(work.rows).keys() - (self.timed - near if unknown else set()):
+            for k in near if unknown else hats(work.rows):
                 self.target.weights[k] *= ratio
         else:
             self.target.learn(_features(work), ratio, RATE if plain else DRIFT)
