@@ -86,7 +86,8 @@ SHARED_ARCHITECTURES = {
 """Families whose GGUF files have an architecture that stands for others, too."""
 SAFETENSORS = """- **Safetensors** in {dtypes}. Checkpoints that are quantised already, by `quant_method`: {methods}.
 Groups of 4 and 8 bits are kept as they are, MXFP4 by its table; act-order (`desc_act`, `actorder`) is
-undone exactly, and such weights, like FP8, take the model's dtype; NVFP4 is rounded to 8.5 bits. What cannot be kept is refused by name."""
+undone exactly, and such weights, like FP8, take the model's dtype; NVFP4 is rounded to 8.5 bits. What cannot be kept is
+refused by name."""
 GGUF = """- **GGUF** of versions 2 and 3, in one file or split; tensors of the types {types}. Tokenizer, chat template,
 special tokens, what ends a text and sampling defaults come from the file. A byte-pair tokenizer names how it cuts
 words; known are {cuts}."""
