@@ -126,7 +126,7 @@ def test_auto_chooses_it() -> None:
     policy = cast(Goodput, engine.desk.policy)
     policy.governor = Deaf(policy.times)  # the clock's times are drawn at random
     [[request]] = run(engine, [wish([1, 2, 3, 4, 5], "auto", max_tokens=40)])
-    assert request.arms == ("ngram", "heads") and request.authors.count("heads") > 8
+    assert request.arms == ("ngram", "heads") and request.authors.count("heads") > 4
 
 
 def test_a_verifier_reads_hidden_states() -> None:
