@@ -337,6 +337,7 @@ def check(setting: Setting, wishes: list[Wish], rng: random.Random | None = None
     for wish, group in zip(wishes, groups):
         for i, request in enumerate(group):
             lineage = (i,) if wish.params.n > 1 else ()
+            assert request.lineage == lineage
             want = plain(setting.target(wish.params.adapter), wish.prompt, wish.params, lineage)
             assert request.output == want, (wish, request.output, want)
             check_end(wish, request)

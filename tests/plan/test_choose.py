@@ -16,7 +16,7 @@ from paceline.plan import HORIZON, DrafterFacts, Share, belief
 from paceline.plan.allocate import MARGIN
 from paceline.plan.arm import Arm
 from paceline.plan.belief import Belief, Beliefs, Expected, Key
-from paceline.plan.choose import REST, Goodput
+from paceline.plan.choose import MOST_ASKED, REST, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Terms, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import CREDIT_STEPS, LOSS
@@ -358,6 +358,19 @@ def test_reasons_say_what_a_named_drafter_costs() -> None:
         assert all(share.nodes for share in decision.shares.values())
         (why,) = decision.why
         assert why.startswith("asked for: draft a x8 for 2: ") and why.endswith("for each token") != pays
+
+
+def test_a_named_drafter_that_costs_more_than_it_brings_still_drafts() -> None:
+    """Its nodes have to bring what they cost, but never more than MOST_ASKED: good guesses are made."""
+
+    class Costly(Frozen):
+        def of_draft(self, part: Drafting) -> float:
+            return 2.0 * self.of_target(base(1)) * part.depth
+
+    pick = Goodput(Costly(measured=True), room, FixedLength(room), beliefs=Constant(rates={"a": 0.9}))
+    pick.enrol("a", DrafterFacts(8, chain=True))
+    [share] = pick.decide([replace(requests(1)[0], arms=(), drafter="a")], 99, base(1)).shares.values()
+    assert share.nodes and share.min_chance is not None and share.min_chance.level == MOST_ASKED
 
 
 def test_equal_inputs_make_equal_choices() -> None:

@@ -235,7 +235,7 @@ class Goodput(LengthPolicy):
 
     def _passes(self, requests: Sequence[Request], decision: StepDecision, base: Work) -> int:
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Few
-        where a plain step is measured while drafts run."""
+        where a plain step is measured while drafts run; one where a drafter was never timed."""
         drafting = [r for r in requests if decision.shares[r.id].nodes]
         names = {decision.shares[r.id].drafter for r in drafting}
         runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)

@@ -193,6 +193,8 @@ def emitted(ran: Ran, path: Path) -> str:
     outcome = asyncio.run(box(Job((sys.executable, "runnable.py"), {"runnable.py": text}, limits=PICO_LIMITS)))
     if outcome.status == "ok":
         return f"{path} runs to its end by itself."
+    if outcome.status == "stopped":
+        return f"{path} was written; by itself it is stopped by a limit ({outcome.limit})."
     last = outcome.errors.strip().splitlines()[-1:] or [outcome.status]
     return f"{path} was written; by itself it ends with: {last[0][:200]}"
 
