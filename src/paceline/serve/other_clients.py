@@ -6,7 +6,6 @@ from typing import Any
 
 NO_MEDIA = "only text is served"
 GIVE_ADAPTER = "give the adapter's name as model; the server loads it with --lora"
-GIVE_FORMAT = "give response_format or grammar"
 GIVE_KWARGS = "give it in chat_template_kwargs, if the model's chat template reads it"
 NO_SAMPLER = "this way of sampling is not served; leave it out"
 UNSUPPORTED = {
@@ -37,12 +36,8 @@ UNSUPPORTED = {
 }
 """Parameters of other servers and why they are refused."""
 UNKNOWN_PARAMETERS = {
-    "guided_json": GIVE_FORMAT,
-    "guided_regex": GIVE_FORMAT,
-    "guided_choice": GIVE_FORMAT,
-    "guided_grammar": GIVE_FORMAT,
-    "structured_outputs": GIVE_FORMAT,
-    "json_schema": GIVE_FORMAT,
+    "guided_whitespace_pattern": "white space between the parts of a JSON text is free",
+    "guided_decoding_backend": "grammars are compiled by one library",
     "enable_thinking": GIVE_KWARGS,
     "extra_body": "give its fields in the body itself",
     "typical_p": NO_SAMPLER,
@@ -86,6 +81,7 @@ HARMLESS: dict[str, Callable[[Any], bool]] = {
     "safety_identifier": lambda value: isinstance(value, str),
     "client_metadata": lambda value: isinstance(value, dict),
     "extra_body": either({}),
+    "guided_decoding_backend": lambda value: isinstance(value, str),
     "typical_p": either(1, 1.0),
     "tfs_z": either(1, 1.0),
     "top_a": either(0, 0.0),

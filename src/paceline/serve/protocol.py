@@ -17,6 +17,7 @@ from paceline.serve.other_clients import (
     renamed,
     without_notes,
 )
+from paceline.serve.other_forms import formed
 from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.retrieval_wire import NeighbourWish, RetrievalWish
 from paceline.serve.wire import Ids, Label, Shallow, Wire, leniency
@@ -104,7 +105,7 @@ class Sampling(Wire):
         """Name what other servers have and this one has not; given as null it is let go."""
         if not isinstance(data, dict):
             return data
-        data = renamed(data)
+        data = formed(renamed(data))
         theirs = data.keys() & (UNSUPPORTED.keys() | UNKNOWN_PARAMETERS.keys()) - cls.model_fields.keys()
         for name in theirs:
             if data[name] is None or (name in HARMLESS and HARMLESS[name](data[name])):
