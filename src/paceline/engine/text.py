@@ -84,7 +84,7 @@ class Text:
         try:
             mine = shape_all(messages, self._form)
             apply = partial(self.tokenizer.apply_chat_template, mine, tokenize=False, **args)
-            return str(within(render_seconds(len(mine)), apply, [mine, args]))
+            return str(within(render_seconds(len(mine), len(args.get("tools") or ())), apply, [mine, args]))
         except InputError:
             raise
         except Exception as error:
