@@ -242,31 +242,35 @@ class Controller:
         """A process that is stopped, or whose network is gone, closes no connection: its calls go elsewhere, if there
         is another engine."""
         heard, silent, name = engine.heard, 0, instance.name
-        worked, since, deaf = engine.worked, self.clock(), False
+        began, worked, since = heard, engine.worked, self.clock()
         trial: asyncio.Task[None] | None = None
+        small, tried, needs, deaf = self._small(instance), inf, 0.0, False
+        # tried: when it was first given a small call since it last computed something; needs: seconds that it may take
+        left = False  # its clients have left without a word from it
         try:
-            while instance.running and instance.alive and silent < MOST_SILENT_PROBES and not deaf:
+            while (instance.running or trial or left) and instance.alive and silent < MOST_SILENT_PROBES and not deaf:
                 await asyncio.sleep(ENGINE_SILENCE_S)
                 there = engine.heard != heard or await engine.there() or engine.heard != heard
                 others = any(each.alive for each in self.dispatcher.instances.values() if each is not instance)
                 heard, silent = engine.heard, 0 if there or not others else silent + 1
                 if engine.worked != worked or not others:
-                    worked, since = engine.worked, self.clock()
-                first = min((task.started or 0.0 for task in instance.running.values()), default=inf)
-                quiet = self.clock() - max(since, first)
-                if quiet > TRIAL_AFTER_S and trial is None and (call := self._small(instance)) is not None:
-                    trial = self._spawn(self._try(engine, call))
-                elif trial is not None and trial.done():
+                    worked, since, tried, needs = engine.worked, self.clock(), inf, 0.0
+                left = others and heard == began
+                if trial is not None and trial.done():
                     trial = None
-                deaf = quiet > patience(instance)
+                now, needs = self.clock(), max(needs, patience(instance))
+                small = self._small(instance) or small
+                if trial is None and now - since > TRIAL_AFTER_S and small is not None:
+                    tried, trial = min(tried, now), self._spawn(self._try(engine, small))
+                deaf = now - tried > needs
         finally:
             self._listening.discard(name)
             if trial is not None:
                 trial.cancel()
         if (silent >= MOST_SILENT_PROBES or deaf) and instance.alive:
             lost = EngineLost(f"{name}: it {'computes nothing' if deaf else 'does not answer'}")
-            if deaf and (call := self._small(instance)) is not None:
-                self._deaf[name] = call
+            if deaf and small is not None:
+                self._deaf[name] = small
             for task in list(instance.running.values()):
                 if (running := self._running.pop(task.id, None)) is not None:
                     running.cancel()
