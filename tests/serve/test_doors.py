@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from openai import NotFoundError, OpenAI
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import InputError
-from paceline.serve.api_docs import BODY_EXAMPLES
+from paceline.serve.api_docs import BODY_EXAMPLES, openapi_document
 from paceline.serve.settings import Settings
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, HERMES, running
@@ -96,6 +97,7 @@ def test_docs_name_every_end_point_and_run_nothing(url: str) -> None:
     for path in httpx2.get(url + "/openapi.json", timeout=PATIENCE_S).json()["paths"]:
         assert f"<code>{path}</code>" in answer.text
     assert answer.text.count("<pre>curl ") == len(BODY_EXAMPLES)
+    assert not iscoroutinefunction(openapi_document), "it takes long once, so it is made in a thread"
 
 
 def test_the_examples_of_docs_are_answered(url: str) -> None:

@@ -6,6 +6,7 @@ from hashlib import sha256
 from html import escape
 from typing import Any
 
+import orjson
 from fastapi import APIRouter, Request, Response
 
 router = APIRouter(include_in_schema=False)
@@ -38,11 +39,17 @@ BODY_EXAMPLES = {
 }
 
 
+@router.api_route("/openapi.json", methods=["GET", "HEAD"])
+def openapi_document(request: Request) -> Response:
+    """The description for machines. It is made once, which takes a while: in a thread, so that nobody waits."""
+    return Response(orjson.dumps(request.app.openapi()), media_type="application/json")
+
+
 @router.api_route("/docs", methods=["GET", "HEAD"])
 def docs(request: Request) -> Response:
     """The page; built for each request, as it is small and seldom requested."""
-    document = request.app.openapi()
-    body = "".join(page(document, str(request.base_url).rstrip("/")))
+    described = request.app.openapi()
+    body = "".join(page(described, str(request.base_url).rstrip("/")))
     style = b64encode(sha256(DOCS_STYLE.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
