@@ -305,6 +305,23 @@ def test_a_file_that_opens_and_cannot_be_read(read: Callable[[Path, str], object
         read(Path("/proc/self/mem"), "config")
 
 
+@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b" \n", "is empty"), (b"\0" * 99, "NUL")])
+def test_a_chat_template_says_something(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "t.jinja").write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        read_template(tmp_path / "t.jinja")
+
+
+def test_a_queue_that_calls_itself_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/kmsg does, of which nothing can be read without waiting."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    monkeypatch.setattr(files, "open_regular", lambda path, what: os.fdopen(reader, "rb"))
+    with pytest.raises(InputError, match="is no regular file"):
+        text_of(tmp_path / "kmsg", "config")
+    os.close(writer)
+
+
 def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b'\xef\xbb\xbf{"a": 1}')

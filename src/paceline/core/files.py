@@ -104,9 +104,11 @@ def text_of(path: Path, what: str, most: int = MOST_BYTES) -> str:
     """The text of a UTF-8 file of at most `most` bytes, without a byte order mark. Raises InputError."""
     try:
         with open_regular(path, what) as file:
-            data = file.read(most + 1)
+            data: bytes | None = file.read(most + 1)
     except OSError as error:
         raise not_readable(path, what, error) from None
+    if data is None:  # a queue of the system's, such as /proc/kmsg, which calls itself a regular file
+        raise InputError(f"{what} {path} is no regular file; give a file.")
     if len(data) > most:
         raise InputError(f"{what} {path} has more than {most} bytes; is it the right file?")
     try:

@@ -174,6 +174,8 @@ def read_template(path: Path) -> str:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     source = text_of(path, "chat_template")
+    if not source.strip() or "\0" in source:
+        raise InputError(f"chat_template {path} {'holds NUL characters' if source.strip() else 'is empty'}; mend it.")
     bound_templates()
     try:
         _compile_jinja_template(source)

@@ -252,6 +252,7 @@ class Settings:
 
 
 MOST_KEY_CHARS = 4096
+"""Length limit of an API key: no client can send a longer one."""
 
 
 def carried(keys: tuple[str, ...]) -> tuple[str, ...]:
