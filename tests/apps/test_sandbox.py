@@ -194,8 +194,12 @@ async def test_sparse_files_count_whole_and_links_once() -> None:
     assert outcome.files["small"] == outcome.files["again"] == b"x"
 
 
-async def test_folders_that_lie_deep_end_the_copy_and_nothing_else() -> None:
-    made = "import os\nfor i in range(300):\n    os.mkdir('d'); os.chdir('d')\nopen('f', 'w').write('x')"
+@pytest.mark.parametrize(("count", "length"), [(300, 1), (60, 250)])
+async def test_folders_that_lie_deep_end_the_copy_and_nothing_else(count: int, length: int) -> None:
+    """By their number, and by the length of the path, which the system cannot open."""
+    made = (
+        f"import os\nfor i in range({count}):\n    os.mkdir('d' * {length}); os.chdir('d' * {length})\nopen('f', 'w')"
+    )
     outcome = await run(Job(("python3", "-c", made), limits=AppLimits(wall_s=20), collect=True))
     assert outcome.limit == "disk" and not outcome.files
 

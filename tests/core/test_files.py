@@ -293,4 +293,39 @@ def test_keys_are_what_a_header_carries(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("good\n" + "\0" * 99)
     with pytest.raises(InputError, match="API key 2 has characters"):
         Settings(api_key_file=tmp_path / "keys").keys()
+    with pytest.raises(InputError, match="API key 1 has 5000 characters, more than a header carries"):
+        Settings(api_keys=("x" * 5000,)).keys()
     assert Settings(api_keys=("schl\u00fcssel",)).keys() == ("schl\u00fcssel",)
+
+
+@pytest.mark.skipif(not Path("/proc/self/mem").exists(), reason="needs /proc")
+@pytest.mark.parametrize("read", [text_of, json_of, lambda path, what: list(lines_of(path, what))])
+def test_a_file_that_opens_and_cannot_be_read(read: Callable[[Path, str], object]) -> None:
+    with pytest.raises(InputError, match=r"config /proc/self/mem cannot be read \(Input/output error\); check"):
+        read(Path("/proc/self/mem"), "config")
+
+
+@pytest.mark.parametrize(("content", "says"), [(b"", "is empty"), (b" \n", "is empty"), (b"\0" * 99, "NUL")])
+def test_a_chat_template_says_something(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "t.jinja").write_bytes(content)
+    with pytest.raises(InputError, match=says):
+        read_template(tmp_path / "t.jinja")
+
+
+def test_a_queue_that_calls_itself_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As /proc/kmsg does, of which nothing can be read without waiting."""
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    monkeypatch.setattr(files, "open_regular", lambda path, what: os.fdopen(reader, "rb"))
+    with pytest.raises(InputError, match="is no regular file"):
+        text_of(tmp_path / "kmsg", "config")
+    os.close(writer)
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(b'\xef\xbb\xbf{"a": 1}')
+    assert text_of(path, "config") == '{"a": 1}' and json_of(path, "config") == {"a": 1}
+    path.write_bytes(b"\xff\xfe{")
+    with pytest.raises(InputError, match="cannot be read"):
+        text_of(path, "config")

@@ -1,10 +1,12 @@
 """What is timed before the first request, on machines that have no time for it."""
 
+import math
 import os
 from pathlib import Path
 from time import time
 
 import pytest
+import torch
 
 from paceline import LLM
 from paceline.core.rows import Out, Rows
@@ -23,6 +25,24 @@ def test_every_drafter_is_timed_though_the_time_is_up(llm: LLM, monkeypatch: pyt
     times = calibrate.measure(llm.engine)
     assert {"model", "ngram", "ngram+topk"} <= times.drafts.keys() and times.measured
     assert times.of_level(["easyspec", "model"]) > 0
+
+
+def test_a_model_that_draws_no_token_ends_the_measuring(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Damaged weights make numbers that are not finite: a request ends without a token, and so must the start."""
+    forward = llm.engine.model.forward
+
+    def damaged(rows: Rows) -> Out:
+        out = forward(rows)
+        with torch.inference_mode():
+            out.logits.fill_(math.nan)
+        return out
+
+    monkeypatch.setattr(llm.engine.model, "forward", damaged)
+    monkeypatch.setattr(calibrate, "BUDGET_S", 0.2)
+    calibrate.measure(llm.engine)
+    assert caplog.text.count("not finite") == 1 and not llm.engine.busy
 
 
 def test_no_pass_begins_that_would_not_end_in_time(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,14 @@ def test_all_trials_of_a_role_share_their_time(tmp_path: Path, monkeypatch: pyte
     assert last == templates.render_seconds(1) < templates.render_seconds(5000) < templates.render_seconds(10**6) == 10
 
 
+def test_time_grows_with_tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mine, given = with_template(tmp_path, "{% for t in tools %}{{ t.function.name }}{% endfor %}"), list[float]()
+    monkeypatch.setattr(text, "within", lambda seconds, *more: given.append(seconds) or within(seconds, *more))  # type: ignore[func-returns-value]
+    tools = [{"type": "function", "function": {"name": f"f{n}", "parameters": {}}} for n in range(300)]
+    assert mine.render(ASK * 8, tools=tools).endswith("f299") and given[-1] >= 3 > templates.render_seconds(8) + 1
+    assert templates.render_seconds(1, 10**6) == templates.MOST_RENDER_S
+
+
 def test_operations_are_held_to_what_is_given(tmp_path: Path) -> None:
     """One that has begun is not stopped: what is made of a short message is small."""
     mine = with_template(tmp_path, "{{ (messages[0].content * 2000000)|title|length }}")

@@ -5,16 +5,20 @@ import os
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from fastapi import FastAPI
 from openai import NotFoundError, OpenAI
 
 from paceline import LLM, AsyncLLM, SamplingParams
 from paceline.core.errors import InputError
-from paceline.serve.api_docs import BODY_EXAMPLES
+from paceline.serve.api_docs import BODY_EXAMPLES, described_once, openapi_document
 from paceline.serve.settings import Settings
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, HERMES, running
@@ -96,6 +100,23 @@ def test_docs_name_every_end_point_and_run_nothing(url: str) -> None:
     for path in httpx2.get(url + "/openapi.json", timeout=PATIENCE_S).json()["paths"]:
         assert f"<code>{path}</code>" in answer.text
     assert answer.text.count("<pre>curl ") == len(BODY_EXAMPLES)
+    assert not iscoroutinefunction(openapi_document), "it takes long once, so it is made in a thread"
+
+
+def test_the_description_is_made_once_for_all_who_ask_at_the_same_time() -> None:
+    app, made = FastAPI(), list[int]()
+    make = app.openapi
+
+    def counted() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            made.append(1)
+            time.sleep(0.05)
+        return make()
+
+    app.openapi = counted  # type: ignore[method-assign]
+    with ThreadPoolExecutor(8) as threads:
+        assert len({str(each) for each in threads.map(lambda _: described_once(app), range(8))}) == 1
+    assert made == [1]
 
 
 def test_the_examples_of_docs_are_answered(url: str) -> None:

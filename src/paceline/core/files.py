@@ -49,11 +49,16 @@ def open_regular(path: Path, what: str) -> IO[bytes]:
     try:
         number = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
     except OSError as error:
-        raise InputError(f"{what} {path} cannot be read ({error.strerror}); check the path and its mode.") from None
+        raise not_readable(path, what, error) from None
     if not stat.S_ISREG(os.fstat(number).st_mode):
         os.close(number)
         raise InputError(f"{what} {path} is no regular file; give a file.")
     return os.fdopen(number, "rb")
+
+
+def not_readable(path: Path, what: str, error: OSError) -> InputError:
+    """What to say of a file that the system does not let be read."""
+    return InputError(f"{what} {path} cannot be read ({error.strerror}); check the path and its mode.")
 
 
 def open_log(path: Path) -> IO[bytes]:
@@ -96,13 +101,18 @@ def write_whole(file: IO[bytes], data: bytes) -> None:
 
 
 def text_of(path: Path, what: str, most: int = MOST_BYTES) -> str:
-    """The text of a UTF-8 file of at most `most` bytes. Raises InputError."""
-    with open_regular(path, what) as file:
-        data = file.read(most + 1)
+    """The text of a UTF-8 file of at most `most` bytes, without a byte order mark. Raises InputError."""
+    try:
+        with open_regular(path, what) as file:
+            data: bytes | None = file.read(most + 1)
+    except OSError as error:
+        raise not_readable(path, what, error) from None
+    if data is None:  # a queue of the system's, such as /proc/kmsg, which calls itself a regular file
+        raise InputError(f"{what} {path} is no regular file; give a file.")
     if len(data) > most:
         raise InputError(f"{what} {path} has more than {most} bytes; is it the right file?")
     try:
-        return data.decode("utf-8")
+        return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(f"{what} {path} cannot be read ({error}).") from None
 
@@ -120,8 +130,16 @@ def lines_of(path: Path, what: str, most: int = MOST_LINE_BYTES) -> Iterator[byt
     """The lines of a file, each of at most `most` bytes. Raises InputError."""
     with open_regular(path, what) as file:
         number = 1
-        while line := file.readline(most + 1):
+        while line := next_line(file, path, what, most):
             if len(line) > most:
                 raise InputError(f"{what} {path}, line {number} has more than {most} bytes; is it the right file?")
             yield line
             number += 1
+
+
+def next_line(file: IO[bytes], path: Path, what: str, most: int) -> bytes:
+    """The next line, or as much of it as says that it is too long. Raises InputError."""
+    try:
+        return file.readline(most + 1)
+    except OSError as error:
+        raise not_readable(path, what, error) from None

@@ -181,8 +181,8 @@ def measure(engine: Engine) -> StepTimes:
     engine.table.policy = told
     try:
         for batch in BATCHES:
-            if batch <= engine.config.max_requests:
-                rounds(engine, told, batch, end)
+            if batch <= engine.config.max_requests and not rounds(engine, told, batch, end):
+                break
     finally:
         engine.table.policy = policy
         engine.drafters.restart()
@@ -270,21 +270,24 @@ def renamed(times: Times, drafter: str) -> Times:
     return replace(times, drafts={drafter: sum(times.drafts.values())})
 
 
-def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
+def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> bool:
     """Steps of `batch` requests: plain ones of one pass, and of two; with each drafter at some sizes, of one pass, and
     of two where it can. The first of a kind is not counted. With one request the smallest draft of each drafter
-    is timed even when the time is up: the price of reading a prompt follows from it."""
+    is timed even when the time is up: the price of reading a prompt follows from it. False where no more can be."""
     vocab, need = engine.model.vocab_size, SHORT_TEXT + 256
     if engine.cache.blocks_for(need) * batch > engine.cache.room() or need > engine.model.max_len:
-        return
+        return False
     wish = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=224, seed=0, drafter=AUTO)
     wish = wish.resolve({})
     prompts = [[(7 * i * i + 13 * j * j * (i + 3) + 5) % vocab for j in range(SHORT_TEXT)] for i in range(batch)]
     requests = [engine.submit(prompt, wish)[0] for prompt in prompts]
     try:
         told.drafter, told.nodes = PLAIN_DRAFTER, 0
-        while any(not r.output for r in requests) and (batch == 1 or perf_counter() < end):
+        while any(not r.output and r.finish is None for r in requests) and (batch == 1 or perf_counter() < end):
             engine.step()
+        if failed := next((r.error for r in requests if r.finish is not None), None):  # as any request would
+            log.warning("What steps cost cannot be measured with a made-up prompt: %s", failed)
+            return False
         told.samples = [s for s in told.samples if s[0].rows == s[0].requests or s[1]]
         kinds = [
             (PLAIN_DRAFTER, 0, 1),
@@ -295,7 +298,7 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
         must = 2 + len(requests[0].arms) if batch == 1 else 0
         for place, (drafter, nodes, several) in enumerate(kinds):
             if place >= must and perf_counter() > end:
-                return
+                return False
             told.drafter, told.nodes, told.several = costliest(drafter), nodes, several
             before, began = len(told.samples), perf_counter()
             for count in range(STEPS):
@@ -307,6 +310,7 @@ def rounds(engine: Engine, told: AsTold, batch: int, end: float) -> None:
                 (work, [replace(part, drafter=drafter) for part in parts], renamed(took, drafter))
                 for work, parts, took in new[: STEPS // 2]
             ]
+        return True
     finally:
         for request in requests:
             engine.abort(request)

@@ -23,8 +23,9 @@ from jinja2.utils import Namespace
 from paceline.core.errors import InputError
 
 T = TypeVar("T")
-RENDER_S, MESSAGE_RENDER_S, MOST_RENDER_S = 1.0, 0.001, 10.0
-"""Processor seconds of a template with a client's messages: for the first, more for each, and for all at most."""
+RENDER_S, MESSAGE_RENDER_S, TOOL_RENDER_S, MOST_RENDER_S = 1.0, 0.001, 0.01, 10.0
+"""Processor seconds of a template with a client's messages: for the first, more for each, and for each tool, whose
+schema it may write out part by part; and for all at most."""
 TEMPLATE_TRIAL_S = 0.5
 """Processor seconds of all trials of a template with short messages of ours, for one role."""
 MOST_TEMPLATE_CHARACTERS = 1 << 26
@@ -55,9 +56,9 @@ class TemplateUse(threading.local):
 USED = TemplateUse()
 
 
-def render_seconds(messages: int) -> float:
-    """Processor seconds that a template has for a number of messages."""
-    return min(MOST_RENDER_S, RENDER_S + MESSAGE_RENDER_S * messages)
+def render_seconds(messages: int, tools: int = 0) -> float:
+    """Processor seconds that a template has for a number of messages and tools."""
+    return min(MOST_RENDER_S, RENDER_S + MESSAGE_RENDER_S * messages + TOOL_RENDER_S * tools)
 
 
 def within(seconds: float, work: Callable[[], T], given: Any = ()) -> T:

@@ -84,7 +84,7 @@ class Text:
         try:
             mine = shape_all(messages, self._form)
             apply = partial(self.tokenizer.apply_chat_template, mine, tokenize=False, **args)
-            return str(within(render_seconds(len(mine)), apply, [mine, args]))
+            return str(within(render_seconds(len(mine), len(args.get("tools") or ())), apply, [mine, args]))
         except InputError:
             raise
         except Exception as error:
@@ -174,6 +174,8 @@ def read_template(path: Path) -> str:
     from transformers.utils.chat_template_utils import _compile_jinja_template
 
     source = text_of(path, "chat_template")
+    if not source.strip() or "\0" in source:
+        raise InputError(f"chat_template {path} {'holds NUL characters' if source.strip() else 'is empty'}; mend it.")
     bound_templates()
     try:
         _compile_jinja_template(source)

@@ -4,10 +4,13 @@ from base64 import b64encode
 from collections.abc import Iterator
 from hashlib import sha256
 from html import escape
+from threading import Lock
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
 
+DESCRIBING = Lock()
 router = APIRouter(include_in_schema=False)
 DOCS_STYLE = """
 :root { color-scheme: light dark; font: 16px/1.55 system-ui, sans-serif; }
@@ -38,11 +41,23 @@ BODY_EXAMPLES = {
 }
 
 
+@router.api_route("/openapi.json", methods=["GET", "HEAD"])
+def openapi_document(request: Request) -> Response:
+    """The description for machines. It is made once, which takes a while: in a thread, so that nobody waits."""
+    return Response(orjson.dumps(described_once(request.app)), media_type="application/json")
+
+
+def described_once(app: FastAPI) -> dict[str, Any]:
+    """What it serves. Many may ask at the same time before it is made."""
+    with DESCRIBING:
+        return app.openapi()
+
+
 @router.api_route("/docs", methods=["GET", "HEAD"])
 def docs(request: Request) -> Response:
     """The page; built for each request, as it is small and seldom requested."""
-    document = request.app.openapi()
-    body = "".join(page(document, str(request.base_url).rstrip("/")))
+    described = described_once(request.app)
+    body = "".join(page(described, str(request.base_url).rstrip("/")))
     style = b64encode(sha256(DOCS_STYLE.encode()).digest()).decode()
     policy = (
         f"default-src 'none'; style-src 'sha256-{style}'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"

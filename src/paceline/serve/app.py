@@ -34,7 +34,7 @@ def create_app(llm: AsyncLLM | ServedHost, settings: Settings | None = None) -> 
     """An application that serves `llm`, one model or several. The caller closes `llm` after it."""
     settings = settings or Settings()
     host: ServedHost = Server(llm, settings) if isinstance(llm, AsyncLLM) else llm
-    app = FastAPI(title="Paceline", version=version("paceline"), docs_url=None, redoc_url=None)
+    app = FastAPI(title="Paceline", version=version("paceline"), openapi_url=None, docs_url=None, redoc_url=None)
     app.state.host = host
     app.state.responses = Store(settings.response_store_bytes)
     leniency.on = settings.unknown_parameters == "warn"

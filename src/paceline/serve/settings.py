@@ -251,9 +251,18 @@ class Settings:
         return carried((*given, *found))
 
 
+MOST_KEY_CHARS = 4096
+"""Length limit of an API key: no client can send a longer one."""
+
+
 def carried(keys: tuple[str, ...]) -> tuple[str, ...]:
     """The keys. Raises InputError for one that no header can carry."""
     for number, key in enumerate(keys):
+        if len(key) > MOST_KEY_CHARS:
+            message = (
+                f"API key {number + 1} has {len(key)} characters, more than a header carries; is it the right file?"
+            )
+            raise InputError(message)
         if not key.strip().isprintable():
             raise InputError(
                 f"API key {number + 1} has characters that a header cannot carry; give it as it was issued."

@@ -196,6 +196,17 @@ def test_the_check_says_what_was_wrong() -> None:
             check(sql, "sqlite")
 
 
+@pytest.mark.parametrize("dialect", ["sqlite", "duckdb", "postgres", "mysql"])
+def test_what_takes_the_parser_for_ever_is_refused(dialect: str) -> None:
+    """Rules that are tried again within themselves take twice as long with each level."""
+    for sql in ("SELECT * FROM " + "t LEFT JOIN " * 40 + "t", "SELECT " + "STRUCT(" * 40 + "1" + ")" * 40):
+        with pytest.raises(Forbidden, match="too hard to parse"):
+            check(sql, dialect)
+    joins = "".join(f" LEFT JOIN u{i} ON t.a = u{i}.b" for i in range(60))
+    for sql in (f"SELECT * FROM t{joins}", "SELECT 1" + " + abs(x)" * 2000, "SELECT ((" * 8 + "1" + "))" * 8):
+        assert check(sql, dialect) == sql
+
+
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])
 def test_names_that_are_keywords_are_quoted(tmp_path: Path, kind: str) -> None:
     """Every name that the schema shows can be written into a query as it is shown."""

@@ -5,14 +5,15 @@ import json
 from collections.abc import Callable
 from functools import partial
 
+import orjson
 import pytest
 
 from paceline.cluster.control import controller as controller_module
 from paceline.cluster.control import engines as engines_module
 from paceline.cluster.control.controller import Controller
-from paceline.cluster.control.engines import HttpEngine, Reply, StreamPieces
+from paceline.cluster.control.engines import HttpEngine, Reply, SmallCall, StreamPieces
 from paceline.cluster.workflow.policies import DispatcherSetup
-from paceline.cluster.workflow.tasks import CallWork
+from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
 from tests.bench.load.scripted import Asked, Script, says, scripted
 from tests.cluster.waits import until
 
@@ -24,13 +25,14 @@ class Engine:
     """One in this process; `hung`: it answers nothing."""
 
     def __init__(self, name: str) -> None:
-        self.name, self.hung, self.heard, self.asked = name, False, 0, 0
+        self.name, self.hung, self.deaf, self.heard, self.worked, self.asked = name, False, False, 0, 0, 0
 
     async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         self.asked += 1
-        while self.hung:
+        while self.hung or self.deaf:
             await asyncio.sleep(0.01)
         self.heard += 1
+        self.worked += 1
         return Reply(200, self.name.encode())
 
     async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None], client: str = "") -> Reply:
@@ -49,6 +51,12 @@ class Engine:
         return not self.hung
 
     there = alive
+
+    async def computes(self, call: SmallCall) -> bool:
+        self.asked += 1
+        while self.deaf:
+            await asyncio.sleep(0.01)
+        return True
 
 
 @pytest.fixture
@@ -91,6 +99,85 @@ async def test_one_that_is_there_is_left_alone(made: tuple[Controller, dict[str,
     assert not asking.done() and controller.dispatcher.instances["hung"].alive
     asking.cancel()
     await controller.close()
+
+
+@pytest.mark.parametrize("several", [False, True], ids=["deaf", "computes several calls at once"])
+async def test_calls_leave_an_engine_that_says_it_is_there_and_computes_nothing(
+    several: bool, made: tuple[Controller, dict[str, Engine]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not one whose calls take long while it answers a small one."""
+    monkeypatch.setattr(controller_module, "TRIAL_AFTER_S", 0.02)
+    monkeypatch.setattr(controller_module, "LEAST_PATIENCE_S", 0.2)
+    monkeypatch.setattr(controller_module, "SLOW_OUTPUT_RATE", 1e9)
+    monkeypatch.setattr(controller_module, "SLOW_PROMPT_RATE", 1e9)
+    controller, engines = made
+    hung = engines["hung"]
+    hung.deaf = True
+    hung.there = always  # type: ignore[method-assign]
+    if several:
+        hung.computes = lambda call: always()  # type: ignore[method-assign]
+    asking = [asyncio.ensure_future(controller.call(str(i), WORK, "/x", b"")) for i in range(8)]
+    if several:
+        await until(lambda: hung.worked > 5)
+        assert controller.dispatcher.instances["hung"].alive and not all(each.done() for each in asking)
+        hung.deaf = False
+    replies = await asyncio.wait_for(asyncio.gather(*asking), 30)
+    assert several or {reply.body for reply in replies} == {b"well"}
+    assert controller.dispatcher.instances["hung"].alive == several
+    if not several:  # it comes back when it computes, not when it says that it is there
+        asked = hung.asked
+        await until(lambda: hung.asked > asked)
+        assert not controller.dispatcher.instances["hung"].alive
+        hung.deaf = False
+        await until(lambda: controller.dispatcher.instances["hung"].alive)
+    await controller.close()
+
+
+def test_patience_grows_with_what_an_engine_has() -> None:
+    """A prompt of 10,000 tokens at 20 tokens a second is honest."""
+    instance, flow = Instance("a", "a"), Workflow("w", 0.0)
+    short = controller_module.patience(instance)
+    instance.running["a"] = Task("a", flow, CallWork("a", 10_000.0, 100.0))
+    assert 60 <= short < 600 < controller_module.patience(instance)
+    instance.running["b"] = Task("b", flow, CallWork("a", 10_000.0, 100.0))
+    assert controller_module.patience(instance) > 1100
+
+
+@pytest.mark.parametrize(
+    ("status", "up"), [("404 Not Found", True), ("401 Unauthorized", True), ("503 Loading", False)]
+)
+async def test_an_engine_without_a_list_of_models_comes_back(status: str, up: bool) -> None:
+    async with scripted(says(plain(status))) as server:
+        assert await HttpEngine(server.url).alive() is up
+
+
+async def test_what_counts_as_computed() -> None:
+    """An answer to a call and the events of a stream; neither a list of models, nor a refusal, nor a comment."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n"
+
+    async def script(asked: Asked, writer: asyncio.StreamWriter) -> None:
+        if b"stream" in asked.body:
+            writer.write(head + b": wait\n\n")
+            await writer.drain()
+            await until(lambda: engine.heard == 4)
+            assert engine.worked == 1
+            writer.write(b"data: 1\n\n")
+            await writer.drain()
+            writer.close()
+        else:
+            writer.write(plain("400 Bad Request" if b"bad" in asked.body else "200 OK"))
+
+    async with scripted(script) as server:
+        engine = HttpEngine(server.url)
+        for body, worked in ((None, 0), (b"bad", 0), (b"{}", 1)):
+            await engine.ask("/completions", body)
+            assert engine.worked == worked
+        await engine.stream("/completions", b"stream", lambda reply: None)
+        assert engine.heard >= 5 and engine.worked >= 2
+        assert await engine.computes(SmallCall.like("/chat/completions", b'{"model": "m", "messages": []}'))
+        small = {"model": "m", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+        assert server.asked[-1].json == small and server.asked[-1].path == "/v1/chat/completions"
+        assert orjson.loads(SmallCall.like("/completions", b"[").body) == {"prompt": "a", "max_tokens": 1}
 
 
 async def always() -> bool:

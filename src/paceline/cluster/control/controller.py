@@ -10,7 +10,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
-from paceline.cluster.control.engines import EngineLost, HeardEngine, RemoteEngine, Reply, StreamingEngine
+from paceline.cluster.control.engines import EngineLost, HeardEngine, RemoteEngine, Reply, SmallCall, StreamingEngine
 from paceline.cluster.control.pace import SparePace
 from paceline.cluster.workflow.dispatch import Dispatcher, Start
 from paceline.cluster.workflow.hexgen import HexGen
@@ -27,6 +27,13 @@ ENGINE_SILENCE_S, MOST_SILENT_PROBES = 2.0, 2
 """How long an engine that has calls may say nothing before it is asked whether it is there, again and again; and how
 often it may not answer that. An engine over HTTP has ENGINE_PROBE_S for each answer: about a minute in all, unless it
 cannot be reached."""
+TRIAL_AFTER_S, LEAST_PATIENCE_S = 15.0, 60.0
+"""How long an engine that has calls may compute nothing before it is given a call of one token, too; and how long
+before its calls go elsewhere, whatever it says of itself. An engine that computes several calls at once has soon
+answered the small one."""
+SLOW_PROMPT_RATE, SLOW_OUTPUT_RATE = 20.0, 2.0
+"""Tokens a second that a slow engine reads and writes. One that computes its calls one after another says nothing for
+as long as a call takes, so it has time for all of its calls at this pace."""
 WORKFLOW_LINGER_S = 20.0
 """A workflow without a call for so long has ended, unless it says more."""
 
@@ -74,6 +81,8 @@ class Controller:
     """{engine: losses since its last answer}"""
     _listening: set[str] = field(default_factory=set)
     """Engines that have calls, and are listened to."""
+    _deaf: dict[str, SmallCall] = field(default_factory=dict)
+    """Engines that were lost although they say that they are there, and the calls that they must answer."""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _pumping: bool = False
     """Will it decide when the loop has a moment?"""
@@ -232,30 +241,71 @@ class Controller:
     async def _hear_out(self, instance: Instance, engine: HeardEngine) -> None:
         """A process that is stopped, or whose network is gone, closes no connection: its calls go elsewhere, if there
         is another engine."""
-        heard, silent = engine.heard, 0
+        heard, silent, name = engine.heard, 0, instance.name
+        began, worked, since = heard, engine.worked, self.clock()
+        trial: asyncio.Task[None] | None = None
+        small, tried, needs, deaf = self._small(instance), inf, 0.0, False
+        # tried: when it was first given a small call since it last computed something; needs: seconds that it may take
+        left = False  # its clients have left without a word from it
         try:
-            while instance.running and instance.alive and silent < MOST_SILENT_PROBES:
+            while (instance.running or trial or left) and instance.alive and silent < MOST_SILENT_PROBES and not deaf:
                 await asyncio.sleep(ENGINE_SILENCE_S)
                 there = engine.heard != heard or await engine.there() or engine.heard != heard
                 others = any(each.alive for each in self.dispatcher.instances.values() if each is not instance)
                 heard, silent = engine.heard, 0 if there or not others else silent + 1
+                if engine.worked != worked or not others:
+                    worked, since, tried, needs = engine.worked, self.clock(), inf, 0.0
+                left = others and heard == began
+                if trial is not None and trial.done():
+                    trial = None
+                now, needs = self.clock(), max(needs, patience(instance))
+                small = self._small(instance) or small
+                if trial is None and now - since > TRIAL_AFTER_S and small is not None:
+                    tried, trial = min(tried, now), self._spawn(self._try(engine, small))
+                deaf = now - tried > needs
         finally:
-            self._listening.discard(instance.name)
-        if silent >= MOST_SILENT_PROBES and instance.alive:
-            lost = EngineLost(f"{instance.name}: it does not answer")
+            self._listening.discard(name)
+            if trial is not None:
+                trial.cancel()
+        if (silent >= MOST_SILENT_PROBES or deaf) and instance.alive:
+            lost = EngineLost(f"{name}: it {'computes nothing' if deaf else 'does not answer'}")
+            if deaf and small is not None:
+                self._deaf[name] = small
             for task in list(instance.running.values()):
                 if (running := self._running.pop(task.id, None)) is not None:
                     running.cancel()
-                if (call := self._waiting.get(task.id)) is not None:
-                    self._give_up(task, call, lost)
-            self._lost(instance.name, lost)
+                if (waiting := self._waiting.get(task.id)) is not None:
+                    self._give_up(task, waiting, lost)
+            self._lost(name, lost)
+
+    def _small(self, instance: Instance) -> SmallCall | None:
+        """A small call like one that it has."""
+        calls = (self._waiting.get(id) for id in instance.running)
+        return next((SmallCall.like(call.path, call.body) for call in calls if call is not None), None)
+
+    async def _try(self, engine: HeardEngine, call: SmallCall) -> None:
+        """Let it compute something: it counts what it does."""
+        if await engine.computes(call):
+            engine.worked += 1
+
+    async def _back(self, name: str) -> bool:
+        """Does an engine that was lost answer again?"""
+        engine, deaf = self.engines[name], self._deaf.get(name)
+        if deaf is None or not isinstance(engine, HeardEngine):
+            return await engine.alive()
+        try:
+            async with asyncio.timeout(LEAST_PATIENCE_S):
+                return await engine.computes(deaf)
+        except TimeoutError:
+            return False
 
     async def _revive(self, name: str) -> None:
         wait = min(LAST_ENGINE_RETRY_S, ENGINE_RETRY_S * 2 ** min(self._losses.get(name, 1) - 1, 20))
         await asyncio.sleep(wait if self._losses.get(name, 0) > 1 else 0.0)
-        while not await self.engines[name].alive():
+        while not await self._back(name):
             await asyncio.sleep(wait)
             wait = min(LAST_ENGINE_RETRY_S, 2 * wait)
+        self._deaf.pop(name, None)
         log.warning("Engine %s is up.", name)
         self.dispatcher.turn(name, True, self.clock())
         self._soon()
@@ -291,6 +341,13 @@ class Controller:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def patience(instance: Instance) -> float:
+    """Seconds for which it may compute nothing with the calls that it has."""
+    works = [task.work for task in instance.running.values()]
+    slow = sum(work.tokens_in / SLOW_PROMPT_RATE + work.tokens_out / SLOW_OUTPUT_RATE for work in works)
+    return LEAST_PATIENCE_S + slow
 
 
 def deepcopy_idle(dispatcher: Dispatcher) -> Dispatcher:

@@ -4,12 +4,11 @@ import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import orjson
 
 from paceline.bench.load.client import MOST_ANSWER_BYTES, Client, ClosedError, LoadClock, TooLargeError, Whole
-from paceline.core.errors import InputError
 from paceline.serve.admission import CLIENT_HEADER
 from paceline.serve.errors import error_body
 
@@ -18,9 +17,9 @@ MOST_UNREAD_BYTES = 4 << 20
 TAIL_BYTES = 1 << 14
 """Length of the end of a stream that is searched for its usage."""
 
-ENGINE_PROBE_S, PROBE_AGAIN_S = 30.0, 2.0
-"""Seconds that an engine has for a response to a probe, since one with a single thread may be at another request; and
-seconds between two probes of an engine that closes the connection."""
+ALIVE_S, ENGINE_PROBE_S, PROBE_AGAIN_S = 5.0, 30.0, 2.0
+"""Seconds that an engine which was lost has for a response; those of one that is probed, since one with a single thread
+may be at another request; and seconds between two probes of an engine that closes the connection."""
 
 
 class EngineLost(Exception):
@@ -74,6 +73,24 @@ class Reply:
     stream: StreamPieces | None = None
 
 
+class SmallCall(NamedTuple):
+    """A call of one token, which shows whether an engine computes."""
+
+    path: str
+    body: bytes
+
+    @classmethod
+    def like(cls, path: str, body: bytes) -> "SmallCall":
+        """One for the model of a call, through the same door, with nothing else of it."""
+        try:
+            model = orjson.loads(body).get("model")
+        except (ValueError, AttributeError):
+            model = None
+        asks = {"messages": [{"role": "user", "content": "a"}]} if path.startswith("/chat") else {"prompt": "a"}
+        named = {"model": model} if isinstance(model, str) else {}
+        return cls(path, orjson.dumps({**named, **asks, "max_tokens": 1}))
+
+
 class RemoteEngine(Protocol):
     """One engine that speaks OpenAI's protocol."""
 
@@ -100,9 +117,15 @@ class HeardEngine(Protocol):
     """One that counts what it says, and can be asked whether it is there."""
 
     heard: int
+    worked: int
+    """Count of what it has computed: answers to calls, and pieces of their streams."""
 
     async def there(self) -> bool:
         """Does the engine answer at all, whatever it says? Waits long for one that can be reached."""
+        ...
+
+    async def computes(self, call: SmallCall) -> bool:
+        """Does the engine answer a call? Waits for as long as one may take."""
         ...
 
 
@@ -110,9 +133,13 @@ class Relay(Whole):
     """A response that is handed on while it comes, if it is a stream of events."""
 
     def __init__(
-        self, begun: Callable[[Reply], None], late: Callable[[], object], heard: Callable[[], object] = lambda: None
+        self,
+        begun: Callable[[Reply], None],
+        late: Callable[[], object],
+        heard: Callable[[bool], object] = lambda _: None,
     ) -> None:
-        """`late`: called when the client reads too slowly; `heard`: when something came."""
+        """`late`: called when the client reads too slowly; `heard`: when something came, with whether it is an event,
+        which an engine has computed."""
         super().__init__()
         self._begun, self._late, self._heard = begun, late, heard
         self.pieces: StreamPieces | None = None
@@ -124,7 +151,7 @@ class Relay(Whole):
             self._begun(Reply(status, b"", self.pieces))
 
     def body(self, data: bytes, now: float) -> None:
-        self._heard()
+        self._heard(self.pieces is not None and b"data:" in data)
         if self.pieces is None:
             super().body(data, now)
             return
@@ -140,11 +167,11 @@ class HttpEngine:
 
     def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
         self.url, self._client, self._timeout = url, Client(url, LoadClock(), key), timeout
-        self.heard = 0
-        """Count of what it has said."""
+        self.heard = self.worked = 0
 
-    def _hear(self) -> None:
+    def _hear(self, computed: bool = False) -> None:
         self.heard += 1
+        self.worked += computed
 
     async def ask(self, path: str, body: bytes | None, client: str = "") -> Reply:
         sink = Whole()
@@ -155,7 +182,7 @@ class HttpEngine:
             return too_large()
         except OSError as error:  # ConnectionError and TimeoutError too
             raise EngineLost(f"{self.url}: {error or 'no answer in time'}") from error
-        self._hear()
+        self._hear(body is not None and sink.status == 200)
         return Reply(sink.status, sink.data)
 
     async def stream(self, path: str, body: bytes, begun: Callable[[Reply], None], client: str = "") -> Reply:
@@ -179,16 +206,30 @@ class HttpEngine:
             if sink.pieces is not None:
                 sink.pieces.end(EngineLost(f"{self.url}: {error!r}"))
             raise
+        self._hear(sink.status == 200)
         if sink.pieces is not None:
             sink.pieces.end()
         return Reply(sink.status, sink.data, sink.pieces)
 
     async def alive(self) -> bool:
+        """A list of models, or a refusal: not every server has one. An error of the server's means that it starts, or
+        that nobody is behind it."""
+        sink = Whole()
         try:
-            await self._client.json("/models", 5.0)
-        except InputError:
+            await self._client.send("/models", sink, ALIVE_S)
+        except TooLargeError:
+            return True
+        except OSError:
             return False
-        return True
+        return sink.status < 500
+
+    async def computes(self, call: SmallCall) -> bool:
+        """A refusal, too, means that it does, for it proves nothing else; an error of the server's does not."""
+        try:
+            reply = await self.ask(call.path, call.body)
+        except EngineLost:
+            return False
+        return reply.status < 500
 
     async def there(self) -> bool:
         """Any HTTP response means that it is. A connection that it refuses means at once that it is not; one that it

@@ -28,6 +28,8 @@ SOCKET_BYTES = 208 << 10
 """What waits in a socket at most, where the system says nothing else."""
 DEEPEST_FOLDER = 64
 """Folders inside one another that are copied out."""
+LONGEST_NAME_BYTES = 3 << 10
+"""Length of a path in the box that is copied out: the system takes 4 KiB with what is before it."""
 DEVICES = ("null", "full", "random", "urandom")
 ZEROS = 1 << 40
 """Bytes of /dev/zero, which is a file of one hole: a shared mapping of the device is memory that no process has."""
@@ -235,20 +237,21 @@ class Jail:
 
 
 def regular(box: Path) -> Iterator[tuple[Path, str | None, os.stat_result]]:
-    """The regular files below a folder: path, name in it (None: it lies too deep to be copied), and what it is."""
+    """The regular files below a folder: path, name in it (None: too deep or too long to be copied), and what it is."""
     folders = [("", 0)]
     while folders:
         folder, depth = folders.pop()
         with os.scandir(box / folder) as entries:
             for entry in entries:
                 name, found = f"{folder}/{entry.name}".lstrip("/"), entry.stat(follow_symlinks=False)
+                short = len(os.fsencode(name)) <= LONGEST_NAME_BYTES
                 if stat.S_ISDIR(found.st_mode):
-                    if depth < DEEPEST_FOLDER:
+                    if depth < DEEPEST_FOLDER and short:
                         folders.append((name, depth + 1))
                     else:
                         yield box / name, None, found
                 elif stat.S_ISREG(found.st_mode):
-                    yield box / name, name, found
+                    yield box / name, name if short else None, found
 
 
 def waiting() -> int:
