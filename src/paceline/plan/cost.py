@@ -128,6 +128,8 @@ class Times:
     rest: float
     saved: float = 0.0
     """For which the target's pass and drafting ran at once, so that they count once."""
+    reads: dict[str, int] = field(default_factory=dict)
+    """{drafter: rows of texts that it read for requests for which it did not draft}"""
 
     @property
     def total(self) -> float:
@@ -166,8 +168,8 @@ class StepTimes:
     """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
     machine that has changed since has changed for it, too."""
     reading: dict[str, float] = field(default_factory=dict)
-    """{drafter: seconds that it reads a prompt, as a share of the target's}, by steps in which prompts alone were
-    read from their beginnings"""
+    """{drafter: seconds for each row of a prompt that it reads, as a share of the target's}, by steps that read as many
+    rows as half of the target's, or more"""
     timed: set[int] = field(default_factory=set)
     """Knots that a pass has touched where nothing was measured before the first request."""
     latest: list[Drafting] = field(default_factory=list)
@@ -275,9 +277,9 @@ class StepTimes:
         new = {part.drafter for part in parts} - self.drafts.keys()
         with_prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
         self.latest = [] if with_prompts else [*parts]  # next to prompts drafters have read those, too
-        if with_prompts and self.seen and not work.context:  # prompts alone, from their beginnings
-            for name in times.drafts.keys() - {part.drafter for part in parts}:
-                share = times.drafts[name] / max(times.target, FLOOR)
+        for name in times.reads.keys() - {part.drafter for part in parts} if with_prompts and self.seen else ():
+            if 2 * (rows := times.reads[name]) >= work.rows:
+                share = times.drafts.get(name, 0.0) / rows * work.rows / max(times.target, FLOOR)
                 self.reading[name] = self.reading.get(name, share) + DRIFT * (share - self.reading.get(name, share))
         for part in self.latest:
             if part.nodes:
