@@ -61,19 +61,6 @@ MOST_ASKED = 0.6
 one wants drafts."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedPrices:
-    """Prices for drafters that users named."""
-
-    kind: tuple[int, frozenset[str]]
-    """How many requests named which drafters."""
-    until: int
-    """The step at which these are too old."""
-    worth: dict[str, MinChance]
-    """What nodes of each have to bring, if that was measured."""
-    why: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class Goodput(LengthPolicy):
     """`limit(request, drafter)`: how deep its draft may be. `fixed` serves requests that name their drafter."""
@@ -108,8 +95,8 @@ class Goodput(LengthPolicy):
     _keys: dict[int, str] = field(default_factory=dict)
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
-    _asked: AskedPrices | None = None
-    """The latest prices for drafters that users named."""
+    _asked: HeldChoice = field(default_factory=HeldChoice)
+    """What users named."""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.times)
@@ -141,11 +128,11 @@ class Goodput(LengthPolicy):
             self.beliefs.enter(request.id, request.extra_key)
         free = [r for r in requests if r.arms]
         explorer = min((r.id for r in free), default=-1)
-        decision = StepDecision(gain=self._gain(free), room=self.governor.room(), explorer=explorer)
+        decision = StepDecision(gain=self._gain(free), room=self.governor.room(reads=True), explorer=explorer)
         if self.governor.stops():  # nor is K/V kept up
             decision.gain = dict.fromkeys(decision.gain, (0.0, 0.0))
+        decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}  # nobody drafts
         if not requests or room <= 0:
-            decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base) if requests else 1
             if not requests:
                 self._decided = -1  # a step of prompts alone teaches nothing about plain decoding
@@ -156,7 +143,6 @@ class Goodput(LengthPolicy):
         if room <= 0:
             return decision
         if free and (self.governor.blind or (base.rows == base.requests and self.governor.due())):
-            decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base)
             decision.why = ("a plain step, to measure what one takes",)
             return decision
@@ -168,36 +154,39 @@ class Goodput(LengthPolicy):
             shares.update(self._choose(free, room - used, whole, first, decision))
         decision.shares = shares
         if named:
-            worth, why = self._obeyed(named, shares, base)
-            decision.why = (*decision.why, *why)
-            for r in named:
-                if r.params.max_nodes is None:
-                    shares[r.id] = shares[r.id]._replace(min_chance=worth.get(r.drafter))
+            decision.why = (*decision.why, *self._obeyed(named, shares, base, first))
         decision.passes = self._passes(requests, decision, base)
         return decision
 
-    def _obeyed(
-        self, requests: Sequence[Request], shares: Mapping[int, Share], base: Work
-    ) -> tuple[dict[str, MinChance], tuple[str, ...]]:
-        """What the nodes of drafters that users named have to bring, if that was measured, and what they cost."""
-        asked = [(r, it) for r in requests if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms]
-        kind = len(asked), frozenset(share.drafter for _, share in asked)
-        if self._asked is None or self._asked.kind != kind or self.step >= self._asked.until:
-            choice: Choice = {
-                r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), base.requests)[0])
-                for r, it in asked
-            }
+    def _obeyed(self, requests: Sequence[Request], shares: dict[int, Share], base: Work, first: bool) -> tuple[str, ...]:
+        """Set what the nodes of drafters that users named have to bring, if that was measured. Why: what they cost."""
+        now, choice = self._asked, self._given(requests, shares, base.requests)
+        asked = [r for r in requests if r.id in choice]
+        if not now.fits(asked):
             price = self._price(requests, base)
-            why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in sorted(kind[1]))
             tokens = base.requests + sum(point.tokens for _, point in choice.values())
             goodput = max(base.requests / max(price.of({}), FLOOR), tokens / max(price.of(choice), FLOOR))
             worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
-            worth = {
+            now.worth = {
                 name: replace(it, row=min(MOST_ASKED, it.row), level=min(MOST_ASKED, it.level))
                 for name, it in worth.items()
             }
-            self._asked = AskedPrices(kind, self.step + HOLD, worth, why)
-        return self._asked.worth, self._asked.why
+            names = sorted({drafter for drafter, _ in choice.values()})
+            now.why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in names)
+            now.picks, now.count, now.left = dict(choice), len(choice), HOLD
+        now.left -= first
+        for r in requests:
+            if r.params.max_nodes is None:
+                shares[r.id] = shares[r.id]._replace(min_chance=now.worth.get(r.drafter))
+        return now.why
+
+    def _given(self, requests: Sequence[Request], shares: Mapping[int, Share], count: int) -> Choice:
+        """Shares as a choice, for `count` requests."""
+        return {
+            r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), count)[0])
+            for r in requests
+            if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms
+        }
 
     def _choose(
         self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision
@@ -237,21 +226,15 @@ class Goodput(LengthPolicy):
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Few
         where a plain step is measured while drafts run; one where a drafter was never timed."""
         drafting = [r for r in requests if decision.shares[r.id].nodes]
-        names = {decision.shares[r.id].drafter for r in drafting}
-        runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
-        runs = runs and names <= self.times.drafts.keys()
-        if not runs or not self._straight:
+        choice = self._given(drafting, decision.shares, len(drafting))
+        if not self._straight or len(choice) < len(drafting):
             return 1
-        points = [
-            self._points(r, s.drafter, [s.nodes], min(s.depth, DEPTH), len(drafting))[0]
-            for r in drafting
-            for s in [decision.shares[r.id]]
-        ]
-        rows, deep = round(sum(point.rows for point in points)), max((point.depth for point in points), default=0)
-        parts = [Drafting(name, len(drafting), deep, rows, 1) for name in names]
-        seconds = self.times.of_target(base.more(rows)) + sum(map(self.times.of_draft, parts))
-        passes = fitting(self.patience, seconds)
+        price = Price(self.times, base, self.patience, {name for name in self.times.drafts if self._runs(name, drafting)})
+        passes = price.passes(*price.parts(choice))
         return min(2, passes) if self.governor.due() and not drafting else passes
+
+    def _runs(self, drafter: str, requests: Sequence[Request]) -> bool:
+        return drafter in self.arms and self.arms[drafter].runs_for(requests)
 
     # -- the choice ----------------------------------------------------------------------------------------------------
 
@@ -263,7 +246,7 @@ class Goodput(LengthPolicy):
 
     def _price(self, requests: Sequence[Request], base: Work, hopeful: bool = False) -> Price:
         patience = self.patience if base.rows == len(requests) and straight(requests) else 0.0
-        runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
+        runs = {name for name in self.arms if self._runs(name, requests)}
         return Price(self.times, base, patience, runs, hopeful)
 
     @property
