@@ -18,7 +18,7 @@ from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
 from paceline.plan.cost import FLOOR, YOUNG, Drafting, StepTimes, Times
 from paceline.plan.fixed import FixedLength
-from paceline.plan.governor import Governor, fitting
+from paceline.plan.governor import Governor
 
 HOLD = 16
 """Passes of the target that a choice holds, and the answer to what keeping K/V up is worth."""
@@ -158,7 +158,9 @@ class Goodput(LengthPolicy):
         decision.passes = self._passes(requests, decision, base)
         return decision
 
-    def _obeyed(self, requests: Sequence[Request], shares: dict[int, Share], base: Work, first: bool) -> tuple[str, ...]:
+    def _obeyed(
+        self, requests: Sequence[Request], shares: dict[int, Share], base: Work, first: bool
+    ) -> tuple[str, ...]:
         """Set what the nodes of drafters that users named have to bring, if that was measured. Why: what they cost."""
         now, choice = self._asked, self._given(requests, shares, base.requests)
         asked = [r for r in requests if r.id in choice]
@@ -229,7 +231,9 @@ class Goodput(LengthPolicy):
         choice = self._given(drafting, decision.shares, len(drafting))
         if not self._straight or len(choice) < len(drafting):
             return 1
-        price = Price(self.times, base, self.patience, {name for name in self.times.drafts if self._runs(name, drafting)})
+        price = Price(
+            self.times, base, self.patience, {name for name in self.times.drafts if self._runs(name, drafting)}
+        )
         passes = price.passes(*price.parts(choice))
         return min(2, passes) if self.governor.due() and not drafting else passes
 

@@ -17,12 +17,12 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
 from paceline.core.request import Request
+from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
 from paceline.plan import NONE, DrafterFacts
 from paceline.plan.allocate import MARGIN
 from paceline.plan.choose import KEEPS, Goodput
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import chains
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 LOADS = 1, 4, 16, 64
 """Requests at once for which throughput is predicted; a plan is as good as the geometric mean over them."""

@@ -15,9 +15,7 @@ from paceline.engine import calibrate, learned
 from paceline.engine.budget import chosen, memory_of, planner_of, prices, words_of
 from paceline.engine.options import Options
 from paceline.engine.pair import DEMO
-from paceline.plan import DrafterFacts
-from paceline.plan.allocate import MARGIN
-from paceline.plan.budget import (
+from paceline.memory.choice import (
     USUAL_TEXT,
     BudgetPlan,
     BudgetPlanner,
@@ -28,8 +26,10 @@ from paceline.plan.budget import (
     shapes,
     times_by_size,
 )
+from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
+from paceline.plan import DrafterFacts
+from paceline.plan.allocate import MARGIN
 from paceline.plan.choose import KEEPS
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 from tests.plan.test_memory import arithmetic, stated
 from tests.plan.test_planner import planner as row_planner
 from tests.plan.test_planner import request, room
