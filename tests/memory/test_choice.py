@@ -30,7 +30,7 @@ from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
 from paceline.plan import DrafterFacts
 from paceline.plan.allocate import MARGIN
 from paceline.plan.choose import KEEPS
-from tests.plan.test_memory import arithmetic, stated
+from tests.memory.test_sums import arithmetic, stated
 from tests.plan.test_planner import planner as row_planner
 from tests.plan.test_planner import request, room
 
