@@ -15,7 +15,7 @@ from paceline.core.request import Request
 from paceline.plan import NONE, POLICIES, Account, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
 from paceline.plan.allocate import Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
-from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
+from paceline.plan.belief import DEPTH, HALF_LIFE, LOOKUP, MODEL, Beliefs
 from paceline.plan.cost import FLOOR, YOUNG, Drafting, StepTimes, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import Governor
@@ -24,8 +24,6 @@ HOLD = 16
 """Passes of the target that a choice holds, and the answer to what keeping K/V up is worth."""
 KEEPS = 1.1
 """Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
-REST = 256
-"""Passes of the target that a drafter rests after each failure, times its failures so far."""
 
 
 @dataclass(slots=True)
@@ -104,7 +102,7 @@ class Goodput(LengthPolicy):
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         self.fixed.enrol(drafter, facts)
         if facts.failures:
-            self.resting[drafter] = self.step + REST * facts.failures
+            self.resting[drafter] = self.step + round(HALF_LIFE) * facts.failures
             self._reconsider()
             return
         like = None
@@ -231,9 +229,8 @@ class Goodput(LengthPolicy):
         choice = self._given(drafting, decision.shares, len(drafting))
         if not self._straight or len(choice) < len(drafting):
             return 1
-        price = Price(
-            self.times, base, self.patience, {name for name in self.times.drafts if self._runs(name, drafting)}
-        )
+        timed = {name for name in self.times.drafts if self._runs(name, drafting)}
+        price = Price(self.times, base, self.patience, timed)
         passes = price.passes(*price.parts(choice))
         return min(2, passes) if self.governor.due() and not drafting else passes
 
