@@ -5,10 +5,10 @@
 Eight budgets, as shares of what plain decoding takes beyond the weights with a whole row budget and a cache for all
 requests (Paceline without `memory` and without a draft). For each: predicted and measured tokens per second of the
 plan that `memory/choice.py` chooses, of the plan of its predecessor (rows and trees halved until they fit, a draft
-model always kept), and of the best of an exhaustive search over measured shapes that fit. All are measured in one engine with
-the draft model and one without, whose limits are changed between runs; a cache that holds fewer texts than requests
-lets fewer run. Rounds are interleaved; figures are medians, and the geometric mean over one request at a time and all
-at once.
+model always kept), and of the best of an exhaustive search over measured shapes that fit. All are measured in one
+engine with the draft model and one without, whose limits are changed between runs; a cache that holds fewer texts
+than requests lets fewer run. Rounds are interleaved; figures are medians, and the geometric mean over one request at
+a time and all at once.
 
 The paper's point (SpecMemo, arXiv 2506.01986: 65 % less memory at 96 % of the throughput of full speculation) is
 printed beside ours: what the plan for 35 % of the memory of full speculation reaches.

@@ -13,7 +13,7 @@ from typing import Any
 from paceline.core.plan import MinChance, Note, Work, straight
 from paceline.core.request import Request
 from paceline.plan import NONE, POLICIES, Account, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
-from paceline.plan.allocate import Choice, Pick, Point, Price, best
+from paceline.plan.allocate import MARGIN, Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, HALF_LIFE, LOOKUP, MODEL, Beliefs
 from paceline.plan.cost import FLOOR, YOUNG, Drafting, StepTimes, Times
@@ -22,8 +22,6 @@ from paceline.plan.governor import Governor
 
 HOLD = 16
 """Passes of the target that a choice holds, and the answer to what keeping K/V up is worth."""
-KEEPS = 1.1
-"""Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
 
 
 @dataclass(slots=True)
@@ -369,7 +367,7 @@ class Goodput(LengthPolicy):
                 points = self._points(like, drafter, arm.sizes, DEPTH, n, bound)
                 took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
-                saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
+                saved.append((price.of({}) / (1.0 if bound else MARGIN) - each) / n)
             if drafter not in self.times.drafts:  # what it costs is not known: one request finds out
                 saved[0] = 0.0
             best_of = out.get(arm.facts.group, (0.0, 0.0))

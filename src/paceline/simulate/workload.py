@@ -54,8 +54,8 @@ class DraftRates:
             if self.entries[given.drafter].ahead == "path":  # nothing prepared says nothing of the draft
                 deepest = len(round.offered)
             for depth in range(deepest):
-                belief.asked[depth] += 1.0
-                belief.offered[depth] += round.offered[depth] if depth < len(round.offered) else 0
+                belief.rows.tries[depth] += 1.0
+                belief.rows.hits[depth] += round.offered[depth] if depth < len(round.offered) else 0
             for counts in (belief.mean, own):
                 counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 0)
 
