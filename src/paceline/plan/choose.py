@@ -17,7 +17,7 @@ from paceline.plan.allocate import MARGIN, Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
 from paceline.plan.belief import DEPTH, HALF_LIFE, LOOKUP, MODEL, Beliefs
 from paceline.plan.cost import FLOOR, YOUNG, Drafting, StepTimes, Times
-from paceline.plan.fixed import FixedLength
+from paceline.plan.fixed import FixedLength, chains
 from paceline.plan.governor import Governor
 
 HOLD = 16
@@ -77,8 +77,6 @@ class Goodput(LengthPolicy):
     """Passes of the target so far."""
     resting: dict[str, int] = field(default_factory=dict)
     """{drafter that has failed: step at which its rest ends}"""
-    chains: dict[str, list[str]] = field(default_factory=dict)
-    """{K/V group: drafters that draft chains with it}"""
     trying: bool = False
     """Does a request of this step try a drafter that is not chosen?"""
     _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
@@ -103,14 +101,8 @@ class Goodput(LengthPolicy):
             self.resting[drafter] = self.step + round(HALF_LIFE) * facts.failures
             self._reconsider()
             return
-        like = None
-        if facts.group is not None and facts.chain:
-            mates = self.chains.setdefault(facts.group, [])
-            if facts.ahead == "path":
-                like = mates[-1] if mates else None
-            elif not facts.ahead:
-                mates.append(drafter)
-        self.arms[drafter] = Arm.of(drafter, facts, like)
+        like = chains(self.fixed.facts, facts.group) if facts.chain and facts.ahead == "path" else []
+        self.arms[drafter] = Arm.of(drafter, facts, like[-1] if like else None)
         if facts.ahead:
             self.times.beside.setdefault(drafter, 0.0)
         prior = LOOKUP if facts.group is None and not facts.taps else MODEL
@@ -250,7 +242,8 @@ class Goodput(LengthPolicy):
 
     @property
     def _mates(self) -> dict[str, list[str]]:
-        return {name: self.chains.get(it.facts.group or "", []) for name, it in self.arms.items() if not it.facts.chain}
+        facts = self.fixed.facts
+        return {name: chains(facts, it.facts.group) for name, it in self.arms.items() if not it.facts.chain}
 
     def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
         """Choose again."""
