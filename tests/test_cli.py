@@ -24,7 +24,7 @@ from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.engine.budget import memory_of
 from paceline.engine.llm import LLM
 from paceline.engine.options import Options
-from paceline.plan.memory import BudgetShape
+from paceline.memory.sums import BudgetShape
 from paceline.verify import Case
 from paceline.verify.exact import Exact
 from tests.tiny import tiny_checkpoint

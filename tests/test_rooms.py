@@ -8,11 +8,11 @@ import paceline
 SRC = Path(paceline.__file__).parent
 LEVEL = {
     "core": 0, "native": 0, "model": 1, "attend": 1, "cache": 1, "sample": 1, "draft": 2, "verify": 2, "plan": 2,
-    "schedule": 2, "engine": 3, "reason": 4, "retrieve": 5, "serve": 6, "bench": 6, "simulate": 6, "cluster": 7,
-    "train": 7, "cli": 8,
+    "schedule": 2, "memory": 3, "engine": 4, "reason": 5, "retrieve": 6, "serve": 7, "bench": 7, "simulate": 7,
+    "cluster": 8, "train": 8, "cli": 9,
 }  # fmt: skip
 BESIDE = {("model", "attend"), ("verify", "draft")}
-DECIDE = ("cache", "plan", "schedule", "cluster/workflow")
+DECIDE = ("cache", "plan", "schedule", "memory", "cluster/workflow")
 
 
 def imports(path: Path) -> set[str]:

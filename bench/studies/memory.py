@@ -3,7 +3,7 @@
     python bench/studies/memory.py --model M --draft D --prompts gsm8k_test.jsonl
 
 For trees of T nodes and B requests at once. Transient is what a step takes beyond a plain one of the same requests: the
-draft's K/V, the slots of T nodes a request, logits and scratch of the further rows, by the sums of plan/memory.py. The
+draft's K/V, the slots of T nodes a request, logits and scratch of the further rows, by the sums of memory/sums.py. The
 draft's weights are not: they stay. Rounds are interleaved; tokens per second are medians. Prints whether some tree has
 at least 90 % of the best throughput at half of its transient memory (after SpecMemo), and draws the frontier.
 """
@@ -32,7 +32,7 @@ from paceline.bench.svg import (
 from paceline.core.errors import InputError
 from paceline.engine.budget import memory_of
 from paceline.engine.options import Options
-from paceline.plan.memory import BudgetShape, MemoryModel
+from paceline.memory.sums import BudgetShape, MemoryModel
 
 SIZES = (0, 2, 3, 4, 5, 6, 7, 8, 10, 12, 15, 16, 32, 64)
 BATCHES = (1, 4)

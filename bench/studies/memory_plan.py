@@ -4,11 +4,11 @@
 
 Eight budgets, as shares of what plain decoding takes beyond the weights with a whole row budget and a cache for all
 requests (Paceline without `memory` and without a draft). For each: predicted and measured tokens per second of the
-plan that `plan/budget.py` chooses, of the plan of its predecessor (rows and trees halved until they fit, a draft model
-always kept), and of the best of an exhaustive search over measured shapes that fit. All are measured in one engine with
-the draft model and one without, whose limits are changed between runs; a cache that holds fewer texts than requests
-lets fewer run. Rounds are interleaved; figures are medians, and the geometric mean over one request at a time and all
-at once.
+plan that `memory/choice.py` chooses, of the plan of its predecessor (rows and trees halved until they fit, a draft
+model always kept), and of the best of an exhaustive search over measured shapes that fit. All are measured in one
+engine with the draft model and one without, whose limits are changed between runs; a cache that holds fewer texts
+than requests lets fewer run. Rounds are interleaved; figures are medians, and the geometric mean over one request at
+a time and all at once.
 
 The paper's point (SpecMemo, arXiv 2506.01986: 65 % less memory at 96 % of the throughput of full speculation) is
 printed beside ours: what the plan for 35 % of the memory of full speculation reaches.
@@ -29,8 +29,8 @@ from paceline.bench.prompts import encode, read_prompts
 from paceline.core.errors import CapacityError
 from paceline.engine.budget import memory_of
 from paceline.engine.options import Options
-from paceline.plan.budget import BudgetPlanner, SpeedModel
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
+from paceline.memory.choice import BudgetPlanner, SpeedModel
+from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
 
 SHARES = (0.34, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.2)
 ROWS = (1, 8, 64, 512)

@@ -32,9 +32,9 @@ from paceline.core.noise import SimulationNoise
 from paceline.engine.budget import memory_of
 from paceline.engine.config import EngineConfig
 from paceline.engine.options import Options
-from paceline.plan.budget import BudgetPlanner, SpeedModel
+from paceline.memory.choice import BudgetPlanner, SpeedModel
+from paceline.memory.sums import BudgetShape, MemoryModel
 from paceline.plan.cost import StepTimes
-from paceline.plan.memory import BudgetShape, MemoryModel
 from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Setup
 from paceline.simulate.workload import Speech, Workload, WorkloadJob

@@ -224,12 +224,14 @@ class OnMachine(Simulator):
     def _taken(self, plan: Any, twin: Any, results: Any, advanced: Any, done: Any) -> Any:
         from paceline.simulate.log import Outcome
 
-        reads = sum(self._catching(plan, advanced, twin).values())
+        catching = self._catching(plan, advanced, twin)
+        reads = sum(catching.values())
         for item in plan.items:  # a drafter reads what is new of a prompt before it drafts
             group = twin.table.entries[item.drafter].group if item.nodes else None
             if group is not None and item.given > 1:
                 reads += max(0, lease_of(item.request).length + item.given - lease_of(item.request).frontier[group] - 1)
         times = self.machine.seconds(*done, reads=reads, now=self.now)
+        times.reads = catching
         if self.cold and "took" not in self.report:
             times = replace(times, target=times.target + self.cold)
         governor = getattr(twin.table.policy, "governor", None)

@@ -22,8 +22,11 @@ PROMPT = [5, 6, 7, 8] * 30
 class Unteachable(StepTimes):
     """The engine's own steps, of a tiny model, say nothing of the pair that is played here."""
 
+    read = 0
+    """Rows that drafters have read of texts that they did not draft for."""
+
     def observe(self, work: Work, parts: Sequence[Drafting], times: Times) -> None:
-        pass
+        self.read += sum(times.reads.values())
 
 
 class Deaf(Governor):
@@ -75,6 +78,7 @@ def running(llm: LLM, count: int, steps: int) -> list[Request]:
 def test_many_do_without_and_one_left_catches_up(llm: LLM) -> None:
     many = running(llm, 6, 5)
     assert [lease_of(r).frontier["draft"] > 0 for r in many] == [True] + [False] * 5, "the first looks whether it pays"
+    assert cast(Unteachable, llm.engine.table.times).read == lease_of(many[0]).frontier["draft"]
     assert all(llm.engine.table.depth(r, "model") == 0 for r in many[1:])
     last = many[-1]
     for request in many[:-1]:

@@ -15,8 +15,8 @@ from paceline.core.request import Request
 from paceline.plan import HORIZON, DrafterFacts, Share, belief
 from paceline.plan.allocate import MARGIN
 from paceline.plan.arm import Arm
-from paceline.plan.belief import Belief, Beliefs, Expected, Key
-from paceline.plan.choose import MOST_ASKED, REST, Goodput
+from paceline.plan.belief import HALF_LIFE, Belief, Beliefs, Expected, Key
+from paceline.plan.choose import MOST_ASKED, Goodput
 from paceline.plan.cost import Drafting, StepTimes, Terms, Times
 from paceline.plan.fixed import FixedLength
 from paceline.plan.governor import CREDIT_STEPS, LOSS
@@ -333,10 +333,10 @@ def test_a_drafter_that_fails_rests_and_comes_back() -> None:
     rng, pick, rs = random.Random(0), chooser(Frozen()), requests(1, "a")
     assert simulate(pick, rs, {"a": 0.9}, 50, rng)[-1] == "a"
     pick.enrol("a", replace(pick.arms["a"].facts, failures=1))
-    assert set(simulate(pick, rs, {"a": 0.9}, REST, rng)) == {"none"}
+    assert set(simulate(pick, rs, {"a": 0.9}, int(HALF_LIFE), rng)) == {"none"}
     assert "a" in simulate(pick, rs, {"a": 0.9}, 40, rng)
     pick.enrol("a", replace(pick.arms["a"].facts, failures=2))
-    assert set(simulate(pick, rs, {"a": 0.9}, 2 * REST, rng)) == {"none"}
+    assert set(simulate(pick, rs, {"a": 0.9}, 2 * int(HALF_LIFE), rng)) == {"none"}
 
 
 def test_reasons_say_what_a_bet_costs_and_brings() -> None:

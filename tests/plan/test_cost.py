@@ -341,16 +341,16 @@ def test_without_a_table_a_slow_pass_is_believed_once() -> None:
     assert times.of_target(Work(2, 1, 100, 200, 2)) > times.of_target(Work(1, 1, 100, 100, 1))
 
 
-def test_reading_is_learned_of_prompts_that_are_read_whole() -> None:
+def test_reading_is_learned_from_the_rows_that_were_read() -> None:
     times = StepTimes()
     times.drafter("m")
     whole = Work(512, 1, 0, 0, 1)
     for _ in range(3):
         times.observe(Work(1, 1, 100, 100, 1), [], Times(1e-2, {}, 1e-4))
-        times.observe(whole, [], Times(0.1, {"m": 0.05}, 1e-4))
+        times.observe(whole, [], Times(0.1, {"m": 0.05}, 1e-4, reads={"m": 512}))
     known = times.of_reading(["m"], 512)
     assert 0.4 < known / times.of_target(whole) < 0.6
     # The last part of a prompt, of which the draft reads all; and a prompt next to a request that decodes.
-    times.observe(Work(512, 1, 3584, 512 * 3584, 1), [], Times(0.1, {"m": 0.42}, 1e-4))
-    times.observe(Work(513, 2, 100, 100, 2), [], Times(0.1, {"m": 1e-3}, 1e-4))
+    times.observe(Work(512, 1, 3584, 512 * 3584, 1), [], Times(0.1, {"m": 0.42}, 1e-4, reads={"m": 4096}))
+    times.observe(Work(513, 2, 100, 100, 2), [], Times(0.1, {"m": 1e-3}, 1e-4, reads={"m": 1}))
     assert times.of_reading(["m"], 512) == pytest.approx(known, rel=0.2)

@@ -69,6 +69,16 @@ def test_a_text_that_was_read_is_paid_for_by_its_answer() -> None:
     assert governor.saved == pytest.approx(4 * (32 - 4 * CREDIT_STEPS) * PLAIN)
 
 
+def test_reading_for_a_bet_counts_what_was_read_before() -> None:
+    """What a text's reading takes is booked later; until then it leaves no room to read others on the same hope."""
+    governor = Governor(measured())
+    rest(governor)
+    before = governor.room(reads=True)
+    governor.shared(PLAIN, 4 * PLAIN, {"": 4 * PLAIN})
+    assert governor.room(reads=True) == pytest.approx(before - 4 * PLAIN, rel=0.05)
+    assert governor.room() == pytest.approx(before, rel=0.05)
+
+
 def test_texts_that_were_read_for_nothing_are_booked_in_full() -> None:
     """Each answer of 64 tokens is drafted for without any use while the governor lets it, after its text was read."""
     governor, reading, texts = Governor(measured()), 4 * CREDIT_STEPS * PLAIN, 400

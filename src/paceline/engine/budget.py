@@ -21,13 +21,13 @@ from paceline.engine.gpu import room_for_blocks
 from paceline.engine.options import Options
 from paceline.engine.ranks import part_of
 from paceline.engine.tunes import zoo_bytes
+from paceline.memory.choice import BudgetChoice, BudgetPlanner, SpeedModel, price_by_size, times_by_size
+from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
 from paceline.model.checkpoint import DTYPES, read_config
 from paceline.model.footprint import Footprint
 from paceline.model.linear import unfused
 from paceline.model.load import measure, packing_of
 from paceline.plan import DrafterFacts
-from paceline.plan.budget import BudgetChoice, BudgetPlanner, SpeedModel, price_by_size, times_by_size
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 from paceline.verify import VERIFIERS
 
 if TYPE_CHECKING:

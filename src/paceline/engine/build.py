@@ -33,11 +33,11 @@ from paceline.engine.ranks import cut
 from paceline.engine.start import say_memory, start
 from paceline.engine.text import Text
 from paceline.engine.tunes import load_zoo
+from paceline.memory.sums import BudgetShape
 from paceline.model.catalogue import recommended
 from paceline.model.decoder import Decoder
 from paceline.model.load import load_model
 from paceline.model.opened import opened_once
-from paceline.plan.memory import BudgetShape
 from paceline.sample.drawn import drawn
 
 if TYPE_CHECKING:

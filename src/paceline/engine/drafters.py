@@ -89,6 +89,8 @@ class DrafterPool:
         """Failures of each drafter in this step, which `Totals` has not counted yet."""
         self.seconds: dict[str, float] = {}
         """Seconds of each drafter in this step."""
+        self.reads: dict[str, int] = {}
+        """`Times.reads` of this step."""
         self.overlaps = config.overlap != SERIAL
         self.recorder = Recorder()
         self.hidden = HiddenStates(host.components, config.remember)
@@ -194,7 +196,7 @@ class DrafterPool:
 
     def draft(self, plan: Plan, txns: Sequence[Txn]) -> Drafts:
         """The drafts of a step; in a run, of those alone that only catch up, and the proposer of the others."""
-        self.seconds = {}
+        self.seconds, self.reads = {}, {}
         items, asks = plan.items, self._asks(plan.items, txns)
         run, runner, proposer = self._proposer(plan, asks)
         self.turns.begin(plan.items)
@@ -207,6 +209,7 @@ class DrafterPool:
             mine = [ask for ask in each if not (run and ask.item.nodes)]
             if not mine:
                 continue
+            self._count_reads(name, mine)
             started = self.clock()
             try:
                 with self.host.sampler.turns.guessing():
@@ -361,6 +364,14 @@ class DrafterPool:
         self.cache.advance(ask.txn.lease, group, length)
         self.cache.seal(ask.txn.lease)
         self.recorder.advanced(ask.request, group, length)
+
+    def _count_reads(self, name: str, asks: Sequence[Ask]) -> None:
+        """Count the rows that a drafter is about to read of texts that it does not draft for."""
+        group = self.cards[kind(name)].group
+        for ask in asks if group is not None else ():
+            if not ask.item.nodes:
+                rows = ask.txn.base + ask.item.given - ask.txn.lease.frontier[group]
+                self.reads[kind(name)] = self.reads.get(kind(name), 0) + rows
 
     def book(self, name: str, seconds: float) -> None:
         """Count seconds of this step as the drafter's."""

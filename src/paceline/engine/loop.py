@@ -258,4 +258,4 @@ class Engine:
         self._booked = self.clock() - begun
         rest = self._booked + self._unbooked - computed.target - sum(drafting.values()) + computed.saved
         self._unbooked = 0.0
-        return Times(computed.target, drafting, rest, computed.saved)
+        return Times(computed.target, drafting, rest, computed.saved, self.drafters.reads)

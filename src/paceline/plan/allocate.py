@@ -68,18 +68,29 @@ class Price:
 
     def of(self, choice: Choice) -> float:
         """Seconds of a step with this choice."""
-        return self.drafted(sum(point.rows for _, point in choice.values()), parts_of(choice))
+        return self.drafted(*self.parts(choice))
+
+    @staticmethod
+    def parts(choice: Choice) -> tuple[float, list[Drafting]]:
+        """Rows of a choice, and each drafter's part."""
+        return sum(point.rows for _, point in choice.values()), parts_of(choice)
+
+    def passes(self, rows: float, parts: Sequence[Drafting]) -> int:
+        """Passes of a step with `rows` that these draft."""
+        runs = self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts)
+        return fitting(self.patience, self._alone(rows, parts)) if runs else 1
+
+    def _alone(self, rows: float, parts: Sequence[Drafting]) -> float:
+        """Seconds of one pass of a run."""
+        alone = self.rows(rows) - self.times.of_rest(self.base.requests, rows)
+        return alone + sum(self.draft(replace(part, passes=1)) for part in parts)
 
     def drafted(self, rows: float, parts: Sequence[Drafting]) -> float:
         """Seconds with `rows` that these draft."""
-        of_draft, of_rest, requests = self.draft, self.times.of_rest, self.base.requests
-        if self.patience and len(parts) < 2 and all(part.drafter in self.runs for part in parts):
-            alone = self.rows(rows) - of_rest(requests, rows)
-            alone += sum(of_draft(replace(part, passes=1)) for part in parts)
-            if (passes := fitting(self.patience, alone)) > 1:
-                return alone + of_rest(requests, 0, passes) / passes
+        if (passes := self.passes(rows, parts)) > 1:
+            return self._alone(rows, parts) + self.times.of_rest(self.base.requests, 0, passes) / passes
         saved = self.times.of_saved(self.base.more(round(rows)), parts) if self.times.beside else 0.0
-        return self.rows(rows) + sum(map(of_draft, parts)) - saved
+        return self.rows(rows) + sum(map(self.draft, parts)) - saved
 
     def worth(self, choice: Choice, goodput: float, mates: Mapping[str, Sequence[str]]) -> dict[str, MinChance]:
         """What nodes have to bring: their price in tokens (Huang et al. 2024, SpecDec++, theorem 1, at measured cost).

@@ -21,8 +21,9 @@ PRIOR_ROUNDS = 2.0
 LOOKUP, MODEL = 0.3, 0.75
 """Prior chance of a first node: of a drafter that reads texts alone, and of a model's or a head's. What a user gives is
 expected to be of use."""
-Z = 1.3
-"""Standard deviations from the mean to a bound."""
+Z = 0.5
+"""Standard deviations from the mean of each depth to a bound: depths err independently, so not all are far from their
+means at once."""
 RECALLED = 24.0
 """Most rounds that what an earlier start has learned counts for."""
 DEPTH = 16
@@ -89,9 +90,8 @@ class Belief:
     mean: Tally = field(default_factory=Tally)
     own: dict[int, Tally] = field(default_factory=dict)
     """{request id: counts of that request alone}"""
-    asked: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
-    offered: list[float] = field(default_factory=lambda: [0.0] * DEPTH)
-    """Rounds that asked for a depth, and the nodes that had a row there."""
+    rows: Tally = field(default_factory=Tally)
+    """Rounds that asked for a depth, and as hits the nodes that had a row there."""
 
     def observe(self, request: int, asked: int, offered: Sequence[int], kept: Sequence[int], now: int) -> None:
         """One round."""
@@ -100,9 +100,10 @@ class Belief:
         own = self.own[request]
         own.add(asked, kept, now)
         self.mean.add(asked, kept, now)
+        self.rows.fade(now)
         for d in range(asked):
-            self.asked[d] = 0.95 * self.asked[d] + 1.0
-            self.offered[d] = 0.95 * self.offered[d] + (offered[d] if d < len(offered) else 0)
+            self.rows.tries[d] += 1.0
+            self.rows.hits[d] += offered[d] if d < len(offered) else 0
 
     def known(self, now: int) -> float:
         """Rounds that the belief rests on now, faded."""
@@ -131,33 +132,18 @@ class Belief:
             chances.append(chance)
             wide.append(sqrt((chance * (1 - chance) + 0.25 / (worth + 1)) / (worth + 1)))
         if bound:
-            chances = _bound(chances, wide, bound * Z)
+            chances = [min(0.99, max(0.01, chance + bound * Z * width)) for chance, width in zip(chances, wide)]
         out, reached, row = Expected([], [], []), 1.0, 1.0
         for d, chance in enumerate(chances):
             at = min(d, DEPTH - 1)
-            few, row = max(0.0, PRIOR_ROUNDS - self.asked[at]), min(row, reached) if self.ends else row
-            row = (self.offered[at] + few * row) / (self.asked[at] + few)
+            asked = self.rows.tries[at]
+            few, row = max(0.0, PRIOR_ROUNDS - asked), min(row, reached) if self.ends else row
+            row = (self.rows.hits[at] + few * row) / (asked + few)
             reached *= chance
             out.chance.append(chance)
             out.kept.append(reached)
             out.rows.append(max(row, reached))
         return out
-
-
-def _bound(chances: Sequence[float], wide: Sequence[float], by: float) -> list[float]:
-    """The likeliest chances that make the expected tokens lie `by` standard deviations from the mean: depths err
-    independently, so not all are at their bounds at once."""
-    kept, reached = list[float](), 1.0
-    for chance in chances:
-        reached *= chance
-        kept.append(reached)
-    pull, beyond = list[float](), 0.0
-    for chance, mine, width in zip(reversed(chances), reversed(kept), reversed(wide)):
-        beyond += mine
-        pull.append(beyond / max(chance, 0.01) * width)
-    whole = sqrt(sum(x * x for x in pull)) or 1.0
-    moved = [c + by * w * x / whole for c, w, x in zip(chances, wide, reversed(pull))]
-    return [min(0.99, max(0.01, c)) for c in moved]
 
 
 @dataclass(slots=True)
@@ -221,8 +207,9 @@ class Beliefs:
         out = []
         for (drafter, size), it in self.of.items():
             it.mean.fade(self.now)
+            it.rows.fade(self.now)
             out.append({"drafter": drafter, "size": size, "tries": [*it.mean.tries], "hits": [*it.mean.hits],
-                        "asked": [*it.asked], "offered": [*it.offered]})  # fmt: skip
+                        "asked": [*it.rows.tries], "offered": [*it.rows.hits]})  # fmt: skip
         return out
 
     def recall(self, kept: Any) -> None:
@@ -240,5 +227,5 @@ class Beliefs:
             belief = found[key] = Belief(*self.priors.get(key[0], ()))
             less = 1.0 if max(tries) <= 1.001 * RECALLED else RECALLED / max(tries)
             belief.mean = Tally(1.0, [x * less for x in tries], [x * less for x in hits], self.now)
-            belief.asked, belief.offered = asked, offered
+            belief.rows = Tally(1.0, asked, offered, self.now)
         self.of |= found

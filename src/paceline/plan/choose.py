@@ -13,19 +13,15 @@ from typing import Any
 from paceline.core.plan import MinChance, Note, Work, straight
 from paceline.core.request import Request
 from paceline.plan import NONE, POLICIES, Account, Basis, Chooses, DrafterFacts, LengthPolicy, Share, StepDecision
-from paceline.plan.allocate import Choice, Pick, Point, Price, best
+from paceline.plan.allocate import MARGIN, Choice, Pick, Point, Price, best
 from paceline.plan.arm import Arm
-from paceline.plan.belief import DEPTH, LOOKUP, MODEL, Beliefs
+from paceline.plan.belief import DEPTH, HALF_LIFE, LOOKUP, MODEL, Beliefs
 from paceline.plan.cost import FLOOR, YOUNG, Drafting, StepTimes, Times
-from paceline.plan.fixed import FixedLength
-from paceline.plan.governor import Governor, fitting
+from paceline.plan.fixed import FixedLength, chains
+from paceline.plan.governor import Governor
 
 HOLD = 16
 """Passes of the target that a choice holds, and the answer to what keeping K/V up is worth."""
-KEEPS = 1.1
-"""Keeping K/V up is expected to pay only where drafting makes decoding this many times as fast."""
-REST = 256
-"""Passes of the target that a drafter rests after each failure, times its failures so far."""
 
 
 @dataclass(slots=True)
@@ -61,19 +57,6 @@ MOST_ASKED = 0.6
 one wants drafts."""
 
 
-@dataclass(frozen=True, slots=True)
-class AskedPrices:
-    """Prices for drafters that users named."""
-
-    kind: tuple[int, frozenset[str]]
-    """How many requests named which drafters."""
-    until: int
-    """The step at which these are too old."""
-    worth: dict[str, MinChance]
-    """What nodes of each have to bring, if that was measured."""
-    why: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class Goodput(LengthPolicy):
     """`limit(request, drafter)`: how deep its draft may be. `fixed` serves requests that name their drafter."""
@@ -94,8 +77,6 @@ class Goodput(LengthPolicy):
     """Passes of the target so far."""
     resting: dict[str, int] = field(default_factory=dict)
     """{drafter that has failed: step at which its rest ends}"""
-    chains: dict[str, list[str]] = field(default_factory=dict)
-    """{K/V group: drafters that draft chains with it}"""
     trying: bool = False
     """Does a request of this step try a drafter that is not chosen?"""
     _gains: dict[int, tuple[int, dict[str, tuple[float, float]]]] = field(default_factory=dict)
@@ -108,8 +89,8 @@ class Goodput(LengthPolicy):
     _keys: dict[int, str] = field(default_factory=dict)
     """{request: its key}, of the step that was decided last, but for those that named their drafter."""
     _straight: bool = False
-    _asked: AskedPrices | None = None
-    """The latest prices for drafters that users named."""
+    _asked: HeldChoice = field(default_factory=HeldChoice)
+    """What users named."""
 
     def __post_init__(self) -> None:
         self.governor = Governor(self.times)
@@ -117,17 +98,11 @@ class Goodput(LengthPolicy):
     def enrol(self, drafter: str, facts: DrafterFacts) -> None:
         self.fixed.enrol(drafter, facts)
         if facts.failures:
-            self.resting[drafter] = self.step + REST * facts.failures
+            self.resting[drafter] = self.step + round(HALF_LIFE) * facts.failures
             self._reconsider()
             return
-        like = None
-        if facts.group is not None and facts.chain:
-            mates = self.chains.setdefault(facts.group, [])
-            if facts.ahead == "path":
-                like = mates[-1] if mates else None
-            elif not facts.ahead:
-                mates.append(drafter)
-        self.arms[drafter] = Arm.of(drafter, facts, like)
+        like = chains(self.fixed.facts, facts.group) if facts.chain and facts.ahead == "path" else []
+        self.arms[drafter] = Arm.of(drafter, facts, like[-1] if like else None)
         if facts.ahead:
             self.times.beside.setdefault(drafter, 0.0)
         prior = LOOKUP if facts.group is None and not facts.taps else MODEL
@@ -141,11 +116,11 @@ class Goodput(LengthPolicy):
             self.beliefs.enter(request.id, request.extra_key)
         free = [r for r in requests if r.arms]
         explorer = min((r.id for r in free), default=-1)
-        decision = StepDecision(gain=self._gain(free), room=self.governor.room(), explorer=explorer)
+        decision = StepDecision(gain=self._gain(free), room=self.governor.room(reads=True), explorer=explorer)
         if self.governor.stops():  # nor is K/V kept up
             decision.gain = dict.fromkeys(decision.gain, (0.0, 0.0))
+        decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}  # nobody drafts
         if not requests or room <= 0:
-            decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base) if requests else 1
             if not requests:
                 self._decided = -1  # a step of prompts alone teaches nothing about plain decoding
@@ -156,7 +131,6 @@ class Goodput(LengthPolicy):
         if room <= 0:
             return decision
         if free and (self.governor.blind or (base.rows == base.requests and self.governor.due())):
-            decision.shares = {r.id: Share(NONE if r.arms else r.drafter, 0, 0) for r in requests}
             decision.passes = self._passes(requests, decision, base)
             decision.why = ("a plain step, to measure what one takes",)
             return decision
@@ -168,36 +142,41 @@ class Goodput(LengthPolicy):
             shares.update(self._choose(free, room - used, whole, first, decision))
         decision.shares = shares
         if named:
-            worth, why = self._obeyed(named, shares, base)
-            decision.why = (*decision.why, *why)
-            for r in named:
-                if r.params.max_nodes is None:
-                    shares[r.id] = shares[r.id]._replace(min_chance=worth.get(r.drafter))
+            decision.why = (*decision.why, *self._obeyed(named, shares, base, first))
         decision.passes = self._passes(requests, decision, base)
         return decision
 
     def _obeyed(
-        self, requests: Sequence[Request], shares: Mapping[int, Share], base: Work
-    ) -> tuple[dict[str, MinChance], tuple[str, ...]]:
-        """What the nodes of drafters that users named have to bring, if that was measured, and what they cost."""
-        asked = [(r, it) for r in requests if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms]
-        kind = len(asked), frozenset(share.drafter for _, share in asked)
-        if self._asked is None or self._asked.kind != kind or self.step >= self._asked.until:
-            choice: Choice = {
-                r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), base.requests)[0])
-                for r, it in asked
-            }
+        self, requests: Sequence[Request], shares: dict[int, Share], base: Work, first: bool
+    ) -> tuple[str, ...]:
+        """Set what the nodes of drafters that users named have to bring, if that was measured. Why: what they cost."""
+        now, choice = self._asked, self._given(requests, shares, base.requests)
+        asked = [r for r in requests if r.id in choice]
+        if not now.fits(asked):
             price = self._price(requests, base)
-            why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in sorted(kind[1]))
             tokens = base.requests + sum(point.tokens for _, point in choice.values())
             goodput = max(base.requests / max(price.of({}), FLOOR), tokens / max(price.of(choice), FLOOR))
             worth = price.worth(choice, goodput, self._mates) if self.times.measured else {}
-            worth = {
+            now.worth = {
                 name: replace(it, row=min(MOST_ASKED, it.row), level=min(MOST_ASKED, it.level))
                 for name, it in worth.items()
             }
-            self._asked = AskedPrices(kind, self.step + HOLD, worth, why)
-        return self._asked.worth, self._asked.why
+            names = sorted({drafter for drafter, _ in choice.values()})
+            now.why = tuple(f"asked for: {self._reason(name, choice, requests, price, True)}" for name in names)
+            now.picks, now.count, now.left = dict(choice), len(choice), HOLD
+        now.left -= first
+        for r in requests:
+            if r.params.max_nodes is None:
+                shares[r.id] = shares[r.id]._replace(min_chance=now.worth.get(r.drafter))
+        return now.why
+
+    def _given(self, requests: Sequence[Request], shares: Mapping[int, Share], count: int) -> Choice:
+        """Shares as a choice, for `count` requests."""
+        return {
+            r.id: (it.drafter, self._points(r, it.drafter, [it.nodes], min(it.depth, DEPTH), count)[0])
+            for r in requests
+            if (it := shares[r.id]).nodes and it.depth and it.drafter in self.arms
+        }
 
     def _choose(
         self, requests: Sequence[Request], room: int, base: Work, first: bool, decision: StepDecision
@@ -237,21 +216,16 @@ class Goodput(LengthPolicy):
         """As many as `patience` allows, if who drafts can do so in a run: the rest of a step is then paid for once. Few
         where a plain step is measured while drafts run; one where a drafter was never timed."""
         drafting = [r for r in requests if decision.shares[r.id].nodes]
-        names = {decision.shares[r.id].drafter for r in drafting}
-        runs = len(names) < 2 and all(name in self.arms and self.arms[name].runs_for(drafting) for name in names)
-        runs = runs and names <= self.times.drafts.keys()
-        if not runs or not self._straight:
+        choice = self._given(drafting, decision.shares, len(drafting))
+        if not self._straight or len(choice) < len(drafting):
             return 1
-        points = [
-            self._points(r, s.drafter, [s.nodes], min(s.depth, DEPTH), len(drafting))[0]
-            for r in drafting
-            for s in [decision.shares[r.id]]
-        ]
-        rows, deep = round(sum(point.rows for point in points)), max((point.depth for point in points), default=0)
-        parts = [Drafting(name, len(drafting), deep, rows, 1) for name in names]
-        seconds = self.times.of_target(base.more(rows)) + sum(map(self.times.of_draft, parts))
-        passes = fitting(self.patience, seconds)
+        timed = {name for name in self.times.drafts if self._runs(name, drafting)}
+        price = Price(self.times, base, self.patience, timed)
+        passes = price.passes(*price.parts(choice))
         return min(2, passes) if self.governor.due() and not drafting else passes
+
+    def _runs(self, drafter: str, requests: Sequence[Request]) -> bool:
+        return drafter in self.arms and self.arms[drafter].runs_for(requests)
 
     # -- the choice ----------------------------------------------------------------------------------------------------
 
@@ -263,12 +237,13 @@ class Goodput(LengthPolicy):
 
     def _price(self, requests: Sequence[Request], base: Work, hopeful: bool = False) -> Price:
         patience = self.patience if base.rows == len(requests) and straight(requests) else 0.0
-        runs = {name for name, arm in self.arms.items() if arm.runs_for(requests)}
+        runs = {name for name in self.arms if self._runs(name, requests)}
         return Price(self.times, base, patience, runs, hopeful)
 
     @property
     def _mates(self) -> dict[str, list[str]]:
-        return {name: self.chains.get(it.facts.group or "", []) for name, it in self.arms.items() if not it.facts.chain}
+        facts = self.fixed.facts
+        return {name: chains(facts, it.facts.group) for name, it in self.arms.items() if not it.facts.chain}
 
     def _decide(self, now: HeldChoice, requests: Sequence[Request], room: int, base: Work) -> None:
         """Choose again."""
@@ -385,7 +360,7 @@ class Goodput(LengthPolicy):
                 points = self._points(like, drafter, arm.sizes, DEPTH, n, bound)
                 took = [price.of(dict.fromkeys(range(n), (drafter, point))) for point in points]
                 each = min(seconds / (1.0 + point.tokens) for seconds, point in zip(took, points))
-                saved.append((price.of({}) / (1.0 if bound else KEEPS) - each) / n)
+                saved.append((price.of({}) / (1.0 if bound else MARGIN) - each) / n)
             if drafter not in self.times.drafts:  # what it costs is not known: one request finds out
                 saved[0] = 0.0
             best_of = out.get(arm.facts.group, (0.0, 0.0))

@@ -128,6 +128,8 @@ class Times:
     rest: float
     saved: float = 0.0
     """For which the target's pass and drafting ran at once, so that they count once."""
+    reads: dict[str, int] = field(default_factory=dict)
+    """{drafter: rows of texts that it read for requests for which it did not draft}"""
 
     @property
     def total(self) -> float:
@@ -166,8 +168,8 @@ class StepTimes:
     """Steps in service of each drafter. Until there are some it was timed at start-up alone, and a
     machine that has changed since has changed for it, too."""
     reading: dict[str, float] = field(default_factory=dict)
-    """{drafter: seconds that it reads a prompt, as a share of the target's}, by steps in which prompts alone were
-    read from their beginnings"""
+    """{drafter: seconds that it reads a text, as a share of the target's}, by steps in which it read at least half as
+    many rows as the target"""
     timed: set[int] = field(default_factory=set)
     """Knots that a pass has touched where nothing was measured before the first request."""
     latest: list[Drafting] = field(default_factory=list)
@@ -197,11 +199,11 @@ class StepTimes:
     def of_reading(self, drafters: Iterable[str], rows: int) -> float:
         """Seconds in which the draft model of these drafters reads `rows` of a text: it takes about as many times
         longer for them than for one as the target does."""
-        whole, each = Work(rows, 1, rows, rows * rows // 2, 1), list(drafters)
+        each = list(drafters)
         share = next((self.reading[name] for name in each if name in self.reading), None)
         if share is None:
             share = self.of_level(each) / self.of_target(Work.of([(1, rows, 1)]))
-        return share * self.of_target(whole)
+        return share * self.of_target(text(rows))
 
     def hope(self, drafter: str) -> float:
         """Lowest share of a drafter's price that can be true."""
@@ -275,10 +277,6 @@ class StepTimes:
         new = {part.drafter for part in parts} - self.drafts.keys()
         with_prompts = work.passes == 1 and work.rows > work.requests + sum(part.nodes for part in parts)
         self.latest = [] if with_prompts else [*parts]  # next to prompts drafters have read those, too
-        if with_prompts and self.seen and not work.context:  # prompts alone, from their beginnings
-            for name in times.drafts.keys() - {part.drafter for part in parts}:
-                share = times.drafts[name] / max(times.target, FLOOR)
-                self.reading[name] = self.reading.get(name, share) + DRIFT * (share - self.reading.get(name, share))
         for part in self.latest:
             if part.nodes:
                 self.drafter(part.drafter)
@@ -291,6 +289,10 @@ class StepTimes:
             self._overlapped(parts, times, target, {})  # the pass had not the machine for itself: no word of its terms
         else:
             self._passed(work, times.target, target)
+        for name in times.reads.keys() - {part.drafter for part in parts} if self.seen > 1 else ():
+            if 2 * (rows := times.reads[name]) >= work.rows:
+                share = times.drafts.get(name, 0.0) / self.of_target(text(rows))
+                self.reading[name] = self.reading.get(name, share) + DRIFT * (share - self.reading.get(name, share))
         for part in self.latest:
             if part.drafter in times.drafts and part.drafter in self.drafts:
                 self._drafted(part, times.drafts[part.drafter], part.drafter in new)
@@ -416,6 +418,11 @@ class StepTimes:
         rest, measured = Terms(data["rest"]), data.get("measured", False)
         seen, beside, doubt = data["seen"], data.get("beside", {}), data.get("doubt", 1.0)
         return cls(target, rest, drafts, data["speed"], seen, beside, measured, doubt=doubt)
+
+
+def text(rows: int) -> Work:
+    """A pass that reads a text of one request."""
+    return Work(rows, 1, rows, rows * rows // 2, 1)
 
 
 def _features(work: Work) -> dict[Any, float]:

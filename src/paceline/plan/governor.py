@@ -87,9 +87,9 @@ class Governor:
         """Does this account, or that of all, forbid drafts for now?"""
         return max(self.lost.get("", 0.0), self.lost.get(key, 0.0)) > self.credit
 
-    def room(self) -> float:
-        """Seconds that a bet may lose."""
-        return self.credit - self.lost.get("", 0.0)
+    def room(self, reads: bool = False) -> float:
+        """Seconds that a bet may lose. `reads`: on reading a text; what was read before may be lost as well."""
+        return self.credit - self.lost.get("", 0.0) - (self.owed if reads else 0.0)
 
     def due(self) -> bool:
         """Is it time for a plain step, to see what one takes?"""

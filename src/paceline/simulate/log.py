@@ -48,7 +48,7 @@ class Setup:
     """`LengthPolicy.state`: what was known of drafters before."""
     layers: int = 0
     """Layers of the target between which rows may wait; 0: none."""
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     event: Literal["setup"] = "setup"
 
 

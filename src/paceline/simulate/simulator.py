@@ -89,7 +89,8 @@ class Simulator:
     ) -> Outcome:  # fmt: skip
         """Outcome of the step with the seconds it took."""
         times = seconds(self.workload.times, *done)
-        for name, rows in self._catching(plan, advanced, twin).items():
+        times.reads = self._catching(plan, advanced, twin)
+        for name, rows in times.reads.items():
             times.drafts.setdefault(name, self.workload.catching * rows)
         return Outcome(results, advanced, *done, times)
 

@@ -54,8 +54,8 @@ class DraftRates:
             if self.entries[given.drafter].ahead == "path":  # nothing prepared says nothing of the draft
                 deepest = len(round.offered)
             for depth in range(deepest):
-                belief.asked[depth] += 1.0
-                belief.offered[depth] += round.offered[depth] if depth < len(round.offered) else 0
+                belief.rows.tries[depth] += 1.0
+                belief.rows.hits[depth] += round.offered[depth] if depth < len(round.offered) else 0
             for counts in (belief.mean, own):
                 counts.add(deepest, [int(depth < kept) for depth in range(len(round.offered))], 0)
 
@@ -138,7 +138,7 @@ class Workload:
         if fit:
             scale(times, [step.outcome for step in steps if step.outcome is not None])
         known = replace(setup, entries=entries)
-        return cls(known, jobs, outputs, rates, times, _between(steps), _catching(steps, entries))
+        return cls(known, jobs, outputs, rates, times, _between(steps), _catching(steps))
 
 
 def _jobs(arrivals: Sequence[Arrival]) -> list[WorkloadJob]:
@@ -173,20 +173,12 @@ def _ratio(pairs: Iterable[tuple[float, float]]) -> float:
     return measured / predicted if measured > 0.0 and predicted > 0.0 else 1.0
 
 
-def _catching(steps: Sequence[Step], entries: Mapping[str, DrafterFacts]) -> float:
-    seconds, rows, reached = 0.0, 0, dict[tuple[int, str], int]()
-    for step in steps:
-        if step.outcome is None:
-            continue
-        drafting = {part.drafter for part in step.outcome.parts}
-        alone = [spent for name, spent in step.outcome.times.drafts.items() if name not in drafting]
-        items = {given.id: given for given in step.decision.items}
-        for number, group, length in step.outcome.advanced:
-            given, before = items[number], reached.get((number, group))
-            reached[number, group] = length
-            if alone and not (given.nodes and entries[given.drafter].group == group):
-                rows += given.given if before is None else max(0, length - before)
-        seconds += sum(alone)
+def _catching(steps: Sequence[Step]) -> float:
+    seconds, rows = 0.0, 0
+    for outcome in (step.outcome for step in steps if step.outcome is not None):
+        for name in outcome.times.reads.keys() - {part.drafter for part in outcome.parts}:
+            seconds += outcome.times.drafts.get(name, 0.0)
+            rows += outcome.times.reads[name]
     return seconds / rows if rows else 0.0
 
 

@@ -1,6 +1,6 @@
 """A process that builds an engine under a budget and drives it hard; it prints what it took, in JSON.
 
-    python -m tests.plan.peak '{"memory": 100000000, ...}' SEED
+    python -m tests.memory.peak '{"memory": 100000000, ...}' SEED
 
 The base is what the process has once everything is imported and nothing is loaded; `loaded` and `peak` are the most
 above it, by the system's own high-water mark.

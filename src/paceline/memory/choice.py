@@ -17,12 +17,12 @@ from paceline.core.forest import MAX_CANDIDATES
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Work
 from paceline.core.request import Request
+from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
 from paceline.plan import NONE, DrafterFacts
 from paceline.plan.allocate import MARGIN
-from paceline.plan.choose import KEEPS, Goodput
+from paceline.plan.choose import Goodput
 from paceline.plan.cost import StepTimes
 from paceline.plan.fixed import chains
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
 
 LOADS = 1, 4, 16, 64
 """Requests at once for which throughput is predicted; a plan is as good as the geometric mean over them."""
@@ -30,6 +30,9 @@ OBEYED_REQUESTS = 4
 """Requests at once for which a drafter that the user names has room, wherever there is any."""
 USUAL_TEXT = 256, 256
 """Tokens of a usual prompt and of its answer. A cache that cannot hold one such text is worse than any that can."""
+
+GUESSED_MARGIN = 1.1
+"""Factor of throughput by which a plan with the draft model may be behind the best where nothing was timed."""
 
 
 class LoadSpeed(NamedTuple):
@@ -183,7 +186,7 @@ class BudgetPlanner:
         obedient = [
             it for it in plans if it.shape.drafted >= min(most, self.named * min(it.shape.requests, OBEYED_REQUESTS))
         ]
-        plan = first(obedient, usual, KEEPS if self.guessed else MARGIN)
+        plan = first(obedient, usual, GUESSED_MARGIN if self.guessed else MARGIN)
         others = [other for other in plans if other.kind != plan.kind]
         return BudgetChoice(plan, first(others, usual) if others else None)
 

@@ -21,8 +21,8 @@ from paceline.core.errors import CapacityError, InputError
 from paceline.engine.budget import memory_of, parse_bytes, shape_of
 from paceline.engine.options import Options
 from paceline.engine.pair import DEMO
+from paceline.memory.sums import BudgetShape, MemoryModel
 from paceline.model.footprint import Footprint
-from paceline.plan.memory import BudgetShape, MemoryModel
 from tests.patience import PATIENCE_S
 from tests.plan.test_planner import planner, request, room
 from tests.tiny import tiny_checkpoint
@@ -88,7 +88,7 @@ def stated(message: str) -> int:
 
 def measured(seed: int, count: int = 12, **options: Any) -> dict[str, Any]:
     """What a process of its own took (tests/plan/peak.py)."""
-    command = [sys.executable, "-m", "tests.plan.peak", json.dumps(options), str(seed), str(count)]
+    command = [sys.executable, "-m", "tests.memory.peak", json.dumps(options), str(seed), str(count)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=PATIENCE_S)
     assert done.returncode == 0, done.stderr[-2000:]
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])

@@ -15,9 +15,8 @@ from paceline.engine import calibrate, learned
 from paceline.engine.budget import chosen, memory_of, planner_of, prices, words_of
 from paceline.engine.options import Options
 from paceline.engine.pair import DEMO
-from paceline.plan import DrafterFacts
-from paceline.plan.allocate import MARGIN
-from paceline.plan.budget import (
+from paceline.memory.choice import (
+    GUESSED_MARGIN,
     USUAL_TEXT,
     BudgetPlan,
     BudgetPlanner,
@@ -28,9 +27,10 @@ from paceline.plan.budget import (
     shapes,
     times_by_size,
 )
-from paceline.plan.choose import KEEPS
-from paceline.plan.memory import MEMORIES, BudgetShape, MemoryModel
-from tests.plan.test_memory import arithmetic, stated
+from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
+from paceline.plan import DrafterFacts
+from paceline.plan.allocate import MARGIN
+from tests.memory.test_sums import arithmetic, stated
 from tests.plan.test_planner import planner as row_planner
 from tests.plan.test_planner import request, room
 
@@ -187,7 +187,8 @@ def test_a_draft_model_is_left_out_with_a_warning(
 
 
 @pytest.mark.parametrize(
-    ("with_draft", "margin", "kept"), [(0.98, MARGIN, False), (0.98, KEEPS, True), (0.9, KEEPS, False)]
+    ("with_draft", "margin", "kept"),
+    [(0.98, MARGIN, False), (0.98, GUESSED_MARGIN, True), (0.9, GUESSED_MARGIN, False)],
 )
 def test_a_guess_that_is_close_keeps_the_draft_model(with_draft: float, margin: float, kept: bool) -> None:
     """What is left out is never measured, so later starts could not put it right."""

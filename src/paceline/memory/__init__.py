@@ -1,0 +1,1 @@
+"""How the bytes of a budget are divided. Pure decisions, made once, before anything is loaded."""
