@@ -22,7 +22,7 @@ from paceline.model.rotary import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
-from paceline.train.method import Loss, as_kind
+from paceline.train.method import Loss, typed
 from paceline.train.target import TrainingTarget
 from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, turns
 
@@ -121,13 +121,7 @@ class TrainFalcon(UnrolledMethod):
         self.goals(settings, "smooth:1+kl:0.09+ce:0.01", 1.0)
         spec = target.spec
         numbers: dict[str, Any] = {"glance": 0.4, "block": 2, "depth": 4, "ffn": spec.ffn}
-        for name, value in settings.items():
-            if name not in numbers:
-                raise InputError(f"falcon has no setting {name!r}; it has {', '.join(numbers)} and objective.")
-            try:
-                numbers[name] = as_kind(value, type(numbers[name]))
-            except ValueError:
-                raise InputError(f"{name} is {value!r}, but falcon expects a number there.") from None
+        numbers |= typed(settings, numbers, FALCON, ("objective",))
         self.glance = numbers.pop("glance")
         if not 0 <= self.glance < 1 or numbers["block"] < 1 or numbers["depth"] < 1:
             raise InputError("falcon expects glance in [0, 1), and block and depth of at least 1.")
