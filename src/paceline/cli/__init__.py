@@ -20,8 +20,8 @@ app = typer.Typer(
         "Paceline lets a cheap drafter guess the next tokens, and the model check all guesses in one pass. What you "
         "get is what the model alone would have written, token for token; guessing changes the time it takes, never "
         "the text.\n\n"
-        "Start with [bold]paceline demo[/bold], which needs no download. [bold]paceline COMMAND --help[/bold] explains "
-        "a command and shows an example."
+        "Start with [bold]paceline demo[/bold]. [bold]paceline COMMAND --help[/bold] explains a command and shows an "
+        "example."
     ),
     epilog="Exit codes: 0 done, 1 a text differed (bench, demo), 2 bad input, 130 interrupted.",
     rich_markup_mode="rich",
@@ -382,9 +382,10 @@ def demo(
         bool, option("Colour the drafted and accepted tokens.", "Input and output", "--color/--no-color")
     ] = True,
 ) -> None:
-    """Answer one question three times: plainly, with prompt lookup, with a draft model.
+    """Answer one question three times: plainly, with prompt lookup, and as the planner chooses.
 
-    Uses the tiny pair of models that comes with Paceline. Exit code 1 if the three texts differ.
+    Uses SmolLM2-135M (100 MB, downloaded once); without a network the tiny pair of models that comes with Paceline,
+    where the third answer has its draft model. Exit code 1 if the three texts differ.
     """
     from paceline.cli.demo import demo
 
