@@ -236,9 +236,8 @@ def pull(
 ) -> None:
     """Download a model.
 
-    NAME is of the catalogue ([bold]paceline list[/bold]), or owner/name or owner/name:FILE.gguf of the hub. A download
-    that breaks off goes on where it was when it is started again. Prints where the model lies.
-    """
+    NAME is a name of the catalogue ([bold]paceline list[/bold]), or owner/name or owner/name:FILE.gguf of the hub. An
+    interrupted download resumes when it is started again. Prints the path of the model."""
     from paceline.cli.models import pull
 
     pull(name, draft=draft, token=token)
@@ -303,9 +302,8 @@ def index(
 ) -> None:  # fmt: skip
     """Build an index over a folder of texts, from which answers can retrieve passages while they are written.
 
-    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25. A
-    build that was stopped goes on when the same command is given again.
-    """
+    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25. An
+    interrupted build resumes when the same command is given again."""
     from paceline.cli.index import index
 
     index(folder, out, encoder, words, narrow, static, model)

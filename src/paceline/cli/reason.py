@@ -161,7 +161,7 @@ def policy_of(
 
 
 def settled(kind: Any, given: dict[str, Any]) -> Any:
-    """Settings of a policy. InputError for one that it has not, or of another type."""
+    """Settings of a policy. InputError for an unknown setting, or a value of another type."""
     hints = get_type_hints(kind)
     known = [field.name for field in fields(kind) if not is_dataclass(hints[field.name])]
     for name, value in given.items():

@@ -190,7 +190,7 @@ class FalconNode:
 
 @dataclass(slots=True)
 class FalconBlock:
-    """What a block put out: the features [k, H] and distributions [k, V] of the k tokens behind it."""
+    """Outputs of a block: features [k, H] and distributions [k, V] of the k tokens after it."""
 
     features: Tensor
     logits: Tensor
@@ -198,7 +198,7 @@ class FalconBlock:
 
 @dataclass(slots=True)
 class FalconState:
-    """What is remembered of a request between steps: the LSTM's state behind its row `row`."""
+    """State of a request between steps: that of the LSTM after its row `row`."""
 
     row: int
     state: tuple[Tensor, Tensor]

@@ -60,7 +60,7 @@ class Ensemble:
             raise
 
     def close(self) -> None:
-        """End what is unfinished and let go of the models. Harmless when repeated."""
+        """Abort unfinished requests and release the models. May be called again."""
         self.runner.close()
         self.runner.engines.clear()
         self.llm.close()
@@ -74,7 +74,7 @@ class Ensemble:
     def chat(
         self, messages: "Sequence[Message]", wishes: Wishes | None = None, params: SamplingParams | None = None
     ) -> PolicyAnswer:
-        """The answer to a conversation; by steps where nothing else is wished."""
+        """Answer a conversation, by steps unless another policy is given."""
         policy = self.policy(wishes or StepWishes(), messages)
         return self._finish(self._begin(self.llm.text.chat(messages), policy, params), policy)
 
@@ -104,7 +104,7 @@ class Ensemble:
             self.runner.abort(request)
 
     def policy(self, wishes: Wishes, messages: "Sequence[Message] | None", prompt: str | Sequence[int] = "") -> Policy:
-        """What writes one answer. RefusalError for what these models cannot do."""
+        """The policy that writes one answer. RefusalError for one that these models cannot run."""
         return make(self.runner, self.llm.text, wishes, messages, prompt)
 
     def _begin(self, prompt: list[int], policy: Policy, params: SamplingParams | None) -> Request:

@@ -31,7 +31,7 @@ CHECK = "Let me check what I have so far.\n\n"
 
 @dataclass(frozen=True, slots=True)
 class MentorWishes:
-    """When and for how long the mentor writes; tokens. InputError for values out of range."""
+    """When the mentor writes, and how many tokens. InputError for values out of range."""
 
     peek: int = 20
     """Tokens that are classified, and the mentor's in their place."""
@@ -44,13 +44,13 @@ class MentorWishes:
     choose: str = "mentor"
     """Rule that picks the peek: the `mentor`'s always, or the mentor's only where both are of `opposite` sign."""
     excess: int = 15
-    """Reflections that are too many; it grows by 5 each time, to 30."""
+    """Number of reflections after which the mentor recapitulates; it grows by 5 each time, to 30."""
     recap: int = 125
     """Tokens of a recapitulation; it grows by 25 each time, to 200."""
     check: str = CHECK
     """What is written before a recapitulation."""
     budget: int | None = None
-    """Tokens that the mentor may write; then the small model goes on alone. None: no limit."""
+    """Maximum tokens that the mentor writes; then the small model continues alone. None: no limit."""
     deadline_s: float | None = None
     cues: Cues = field(default_factory=Cues)
     separator: str = SEPARATOR
@@ -203,11 +203,11 @@ class Breaks:
     """The text since the last break."""
     separator: str = SEPARATOR
     found: deque[int] = field(default_factory=deque)
-    """Tokens up to and with each blank line behind some text; those not handled yet."""
+    """Token counts up to and including each blank line after some text, of those not handled yet."""
     _read: int = 0
 
     def next(self, tokens: list[int], least: int) -> int | None:
-        """The first break that is left, with at least `least` tokens before it: others lie in what was accepted."""
+        """The first remaining break with at least `least` tokens before it; earlier ones lie in accepted text."""
         for token in tokens[self._read :]:
             self._read += 1
             self.tail += self.detokenizer.push(token)

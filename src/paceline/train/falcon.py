@@ -43,7 +43,7 @@ class FalconModule(nn.Module):
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, config.max_len + 64)
 
     def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [N, H] and the states [N, LAYERS, H] behind it, from x [N, 2 H]."""
+        """z [N, H] and the states [N, FALCON_LAYERS, H] after it, from x [N, 2 H]."""
         hs, cs = [], []
         for i in range(FALCON_LAYERS):
             w = {name: getattr(self.lstm, f"{name}_l{i}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
@@ -55,8 +55,8 @@ class FalconModule(nn.Module):
         return x, torch.stack(hs, 1), torch.stack(cs, 1)
 
     def recur(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [B, R, H] and the states [B, R, LAYERS, H] behind each row, from x [B, R, 2 H] of rows 0 .. R - 1; the LSTM
-        restarts at every MEMORY-th."""
+        """z [B, R, H] and the states [B, R, FALCON_LAYERS, H] after each row, from x [B, R, 2 H] of rows 0 .. R - 1;
+        the LSTM restarts every LSTM_ROWS rows."""
         count, rows, width = x.shape
         whole = -(-rows // LSTM_ROWS) * LSTM_ROWS
         chunks = torch.cat((x, x.new_zeros(count, whole - rows, width)), 1).view(-1, LSTM_ROWS, width)
