@@ -1,4 +1,4 @@
-"""A target whose experts are shared out to several processes: what its options allow."""
+"""Options of a target whose experts are split over several processes."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from paceline.model.stored import stored_bits
 
 
 def check_experts(options: Options) -> None:
-    """Raise InputError or RefusalError where the experts cannot be shared out, whatever the model is."""
+    """Raise InputError or RefusalError for options that do not allow splitting the experts of any model."""
     count = options.expert_parallel
     if not 1 <= count <= MAX_DEVICES:
         raise InputError(f"expert_parallel is {count}, but it must be 1 to {MAX_DEVICES} processes.")
@@ -35,7 +35,7 @@ def check_experts(options: Options) -> None:
 
 
 def spread(options: Options, path: Path) -> Decoder:
-    """The target, its experts in `expert_parallel` processes. Without `threads` these share the cores."""
+    """Load the target with its experts in `expert_parallel` processes. Without `threads` these share the cores."""
     spec = read_config(path, options.max_model_len)
     mixtures, count = mixtures_of(spec), options.expert_parallel
     if not mixtures:
