@@ -30,7 +30,7 @@ CHECK = "Let me check what I have so far.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class MentorWishes:
+class MentorSettings:
     """When the mentor writes, and how many tokens. InputError for values out of range."""
 
     peek: int = 20
@@ -71,7 +71,7 @@ class MentorWishes:
 class Mentor:
     """One answer with a mentor."""
 
-    wishes: MentorWishes = field(default_factory=MentorWishes)
+    settings: MentorSettings = field(default_factory=MentorSettings)
     name: str = "reasoning"
     kind: str = "mentor"
     level: Level = field(default_factory=Level)
@@ -83,11 +83,11 @@ class Mentor:
     spent: int = 0
 
     def __post_init__(self) -> None:
-        self.excess, self.recap = self.wishes.excess, self.wishes.recap
+        self.excess, self.recap = self.settings.excess, self.settings.recap
 
     @property
     def deadline_s(self) -> float | None:
-        return self.wishes.deadline_s
+        return self.settings.deadline_s
 
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         need_small(engines)
@@ -95,8 +95,8 @@ class Mentor:
     def script(self, stage: Stage) -> Script:
         text = stage.transcript
         student, mentor = Pen(stage, SMALL, self.log), Pen(stage, BASE, self.log, stage.params.drafter)
-        if self.wishes.begin:
-            yield from self.burst(mentor, self.wishes.begin, "begin")
+        if self.settings.begin:
+            yield from self.burst(mentor, self.settings.begin, "begin")
         while text.open:
             peek = yield from self.study(student)
             if peek is None or not text.open:
@@ -114,7 +114,7 @@ class Mentor:
         before, begun = len(text.tokens), stage.clock()
         request = pen.begin(text.left)
         words = Detokenizer(stage.engines[SMALL].session.tokenizer, True, [*text.prompt, *text.tokens])
-        reader = Breaks(words, text.text.rsplit(self.wishes.separator, 1)[-1], self.wishes.separator)
+        reader = Breaks(words, text.text.rsplit(self.settings.separator, 1)[-1], self.settings.separator)
         needed = None
         try:
             while needed is None and text.open:
@@ -132,7 +132,7 @@ class Mentor:
 
     def read(self, request: Request, reader: "Breaks", pen: Pen, before: int, ended: bool) -> PenPart | None:
         """Take in what the student wrote, up to a peek that is not complete; the peek that needs the mentor."""
-        text, wish = pen.stage.transcript, self.wishes
+        text, wish = pen.stage.transcript, self.settings
         new = request.output[before:]
         while text.open:
             at = reader.next(new, len(text.tokens) - before)
@@ -167,10 +167,10 @@ class Mentor:
 
     def take(self, pen: Pen, peek: PenPart) -> Script:
         """A cue: whose peek stands, and is it verified?"""
-        text, cues = pen.stage.transcript, self.wishes.cues
-        part = yield from pen.write(min(self.wishes.peek, text.left), "peek")
+        text, cues = pen.stage.transcript, self.settings.cues
+        part = yield from pen.write(min(self.settings.peek, text.left), "peek")
         opposite = cues.sentiment(part.text) * cues.sentiment(peek.text) < 0
-        taken, winner = self.wishes.choose == "mentor" or opposite, peek
+        taken, winner = self.settings.choose == "mentor" or opposite, peek
         if taken:
             winner = part
             self.rollbacks.append({"at": len(text.tokens), "tokens": len(peek.tokens), "text": peek.text})
@@ -178,14 +178,14 @@ class Mentor:
         else:
             self.keep(text.add(peek.tokens, SMALL))
         self.reflections += cues.sentiment(winner.text) < 0
-        if text.open and cues.verifies(winner.text) and self.wishes.verify:
-            yield from self.burst(pen, self.wishes.verify, "verify")
+        if text.open and cues.verifies(winner.text) and self.settings.verify:
+            yield from self.burst(pen, self.settings.verify, "verify")
 
     def recapitulate(self, pen: Pen) -> Script:
         """Too many reflections: the mentor takes stock, and next time at more length."""
         text = pen.stage.transcript
-        if self.wishes.check:
-            text.add(pen.encode(self.wishes.check), "mentor", why="recap")
+        if self.settings.check:
+            text.add(pen.encode(self.settings.check), "mentor", why="recap")
         if text.open:
             yield from self.burst(pen, self.recap, "recap")
         self.reflections, self.recap, self.excess = 0, min(self.recap + 25, 200), min(self.excess + 5, 30)
