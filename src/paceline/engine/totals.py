@@ -56,11 +56,13 @@ class Totals:
 
     @property
     def saved_words(self) -> str:
-        """The account in words."""
-        plain = f"the {max(0.0, self.saved_s + self.busy_s):.1f} s that plain decoding takes"
+        """The account in words, to a tenth of a second; below 10 s to a hundredth."""
+        digits = 1 if self.busy_s >= 10 else 2
+        saved, busy = f"{abs(self.saved_s):.{digits}f} s", f"{self.busy_s:.{digits}f} s"
+        plain = f"the {max(0.0, self.saved_s + self.busy_s):.{digits}f} s that plain decoding takes"
         if self.saved_s < 0.0:
-            return f"speculation lost {-self.saved_s:.1f} s: {self.busy_s:.1f} s instead of {plain}"
-        return f"speculation saved {self.saved_s:.1f} s of {plain}"
+            return f"speculation lost {saved}: {busy} instead of {plain}"
+        return f"speculation saved {saved} of {plain}"
 
     def failed(self, drafter: str, count: int = 1) -> None:
         """Count failures of a drafter."""

@@ -30,7 +30,7 @@ Deadline = Annotated[float | None, typer.Option("--deadline", min=0.1, help="Sec
 
 
 def told(work: Any) -> Any:
-    """The result of a coroutine; what a user can mend as a UsageError."""
+    """Result of a coroutine; errors that a user can fix become a UsageError."""
     try:
         return asyncio.run(work)
     except (ValueError, OSError, SandboxError) as error:
