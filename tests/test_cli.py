@@ -172,7 +172,7 @@ def test_reasons_and_the_account_are_explained(pair: list[str]) -> None:
     reasons = [line for line in run("generate", "Tom has", *options).stderr.splitlines() if "measuring" not in line]
     assert reasons[0].startswith(("step 1: draft ", "step 1: plain: ")) and "plain step" not in reasons[0]
     account = re.fullmatch(
-        r"speculation (saved|lost) (\d+\.\d) s(?: of|: (\d+\.\d) s instead of) the (\d+\.\d) s that plain decoding "
+        r"speculation (saved|lost) (\d+\.\d+) s(?: of|: (\d+\.\d+) s instead of) the (\d+\.\d+) s that plain decoding "
         "takes",
         reasons[-1],
     )
