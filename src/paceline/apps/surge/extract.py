@@ -8,7 +8,7 @@ INLINE = re.compile(r"\A`([^`\n]+)`[.\s]*\Z")
 
 
 def answer(reply: str) -> str:
-    """Text after the last heading "Output:", or the first fenced block there; without the heading, the whole answer."""
+    """What stands behind the last heading "Output:", in the first fence there if there is one; else all of it."""
     headings = list(SURGE_HEADING.finditer(reply))
     text = reply[headings[-1].end() :] if headings else reply
     fenced = FENCED_BLOCK.search(text)
