@@ -25,9 +25,8 @@ from paceline.engine.budget import memory_of
 from paceline.engine.llm import LLM
 from paceline.engine.options import Options
 from paceline.memory.sums import BudgetShape
-from paceline.verify import Case
-from paceline.verify.exact import Exact
 from tests.tiny import tiny_checkpoint
+from tests.wrong import another_token_after_a_run
 
 COMMANDS = ["generate", "chat", "serve", "bench", "info", "demo"]
 
@@ -173,7 +172,7 @@ def test_reasons_and_the_account_are_explained(pair: list[str]) -> None:
     reasons = [line for line in run("generate", "Tom has", *options).stderr.splitlines() if "measuring" not in line]
     assert reasons[0].startswith(("step 1: draft ", "step 1: plain: ")) and "plain step" not in reasons[0]
     account = re.fullmatch(
-        r"speculation (saved|lost) (\d+\.\d) s(?: of|: (\d+\.\d) s instead of) the (\d+\.\d) s that plain decoding "
+        r"speculation (saved|lost) (\d+\.\d+) s(?: of|: (\d+\.\d+) s instead of) the (\d+\.\d+) s that plain decoding "
         "takes",
         reasons[-1],
     )
@@ -427,16 +426,7 @@ def test_demo(pair: list[str]) -> None:
 
 
 def test_demo_fails_when_a_text_differs(pair: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Mutant: after an accepted run the next token is another one."""
-    descend = Exact._descend
-
-    def mutant(self: Exact, case: Case, place: int, drawn: dict[int, int]) -> None:
-        descend(self, case, place, drawn)
-        token = case.verdict.next_token[place]
-        if case.verdict.path[place] and token is not None:
-            case.verdict.next_token[place] = token % 100 + 10
-
-    monkeypatch.setattr(Exact, "_descend", mutant)
+    another_token_after_a_run(monkeypatch)
     result = run("demo", *pair, "--max-tokens", "24")
     assert result.exit_code == 1 and "DIFFERENT" in result.stdout
 

@@ -12,6 +12,8 @@ from typer.testing import CliRunner
 
 from paceline.cli import app
 from paceline.engine.pair import DEMO
+from paceline.model.families import FAMILIES
+from paceline.model.gguf.architectures import ARCHITECTURES
 from tests.patience import PATIENCE_S
 from tests.serve.process import spawned
 
@@ -27,6 +29,16 @@ def test_the_readme_is_short_and_every_command_is_known() -> None:
     assert TARGETS == ["run", "serve"]
     assert [c for c in COMMANDS if not c.startswith(("paceline ", "make "))] == [". .venv/bin/activate"]
     assert len(TEXT.splitlines()) < 150
+
+
+def test_the_readme_counts_what_is_served() -> None:
+    tables = FAMILIES.values()
+    experts, states = (sum(map(bool, has)) for has in ((it.experts for it in tables),
+                                                       (it.conv or it.mamba or it.delta for it in tables)))  # fmt: skip
+    assert (
+        f"[{len(FAMILIES)} families](docs/models.md), {experts} of them mixtures of experts, {states} with rec" in TEXT
+    )
+    assert f"{len(ARCHITECTURES)} architectures as GGUF" in TEXT
 
 
 @pytest.mark.parametrize("command", [c for c in OURS if " serve " not in c])

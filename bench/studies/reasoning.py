@@ -45,8 +45,8 @@ from judged import MOST_TOKENS, TASKS, Question, Record, difference, digest, sha
 
 from paceline import SamplingParams
 from paceline.engine.loop import Engine
-from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes
-from paceline.reason.ensemble import Wishes
+from paceline.reason import Cues, Ensemble, MentorSettings, StepSettings
+from paceline.reason.ensemble import PolicySettings
 from paceline.reason.judge import HIGHEST_SCORE
 from paceline.reason.pen import HandOver, Pen, PenPart
 from paceline.reason.runner import BASE, SMALL, Stage
@@ -59,19 +59,19 @@ BATCH = 40
 """Questions asked at once."""
 
 
-def wishes(name: str, separator: str) -> Wishes:
-    """Wishes of a row."""
-    plain: dict[str, Wishes] = {
-        "small": StepWishes(tau=-1, budget=0, separator=separator),
-        "base": StepWishes(first=10**6, separator=separator),
-        "mentor": MentorWishes(begin=20, always=True, separator=separator),
-        "mentor cues": MentorWishes(separator=separator),
+def wishes(name: str, separator: str) -> PolicySettings:
+    """PolicySettings of a row."""
+    plain: dict[str, PolicySettings] = {
+        "small": StepSettings(tau=-1, budget=0, separator=separator),
+        "base": StepSettings(first=10**6, separator=separator),
+        "mentor": MentorSettings(begin=20, always=True, separator=separator),
+        "mentor cues": MentorSettings(separator=separator),
     }
     if name in plain:
         return plain[name]
     kind, tau, *line = name.removesuffix(SPEC).split()
     score, (scale, shift) = "odds" if kind == "odds" else "mean", map(float, line or (1, 0))
-    return StepWishes(
+    return StepSettings(
         tau=float(tau), score=score, scale=scale, shift=shift, speculate=name.endswith(SPEC), separator=separator
     )
 
@@ -80,7 +80,7 @@ def ask(pair: Ensemble, question: Question, name: str, params: SamplingParams, k
     """Begin an answer: its policy and its request. `known`: what earlier rows have computed."""
     policy: Any = pair.policy(wishes(name, question.separator), question.messages)
     if known is not None and isinstance(policy, StepwiseAnswer):
-        policy = Remembering(policy.judge, policy.wishes, known=known)
+        policy = Remembering(policy.judge, policy.settings, known=known)
     params = replace(params, drafter="model") if name.endswith(SPEC) else params
     return policy, pair.runner.submit(pair.llm.text.chat(question.messages), params, policy)[0]
 
@@ -101,7 +101,7 @@ class Remembering(StepwiseAnswer):
 
     def grade(self, stage: Stage, base: Pen, draft: list[int]) -> Generator[None, None, float]:
         text = stage.transcript
-        key = ("grade", self.wishes.score, *text.prompt, *text.tokens, "draft", *draft)
+        key = ("grade", self.settings.score, *text.prompt, *text.tokens, "draft", *draft)
         return (yield from self._once(key, lambda: super(Remembering, self).grade(stage, base, draft)))
 
     def _once(self, key: Any, work: Any) -> Generator[None, None, Any]:

@@ -8,8 +8,7 @@ from paceline.bench.run import Bench, bench
 from paceline.core.errors import InputError, RefusalError
 from paceline.draft import DRAFTERS
 from paceline.engine.options import Options
-from paceline.verify import Case
-from paceline.verify.exact import Exact
+from tests.wrong import another_token_after_a_run
 
 KEYS = [
     "method", "verifier", "batch", "temperature", "tokens", "seconds", "tokens_per_second", "decode_tokens_per_second",
@@ -61,16 +60,7 @@ def test_a_draft_keeps_its_rights_under_a_law(target: Path, draft: Path, questio
 def test_a_verifier_that_emits_something_else_is_caught(
     target: Path, draft: Path, questions: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mutant: after an accepted run the next token is off by one."""
-    descend = Exact._descend
-
-    def mutant(self: Exact, case: Case, place: int, drawn: dict[int, int]) -> None:
-        descend(self, case, place, drawn)
-        token = case.verdict.next_token[place]
-        if case.verdict.path[place] and token is not None:
-            case.verdict.next_token[place] = token % 100 + 10
-
-    monkeypatch.setattr(Exact, "_descend", mutant)
+    another_token_after_a_run(monkeypatch)
     report = bench(options(target, draft), wish(questions, batches=[1], temperatures=[0.0], methods=["model"]))
     assert [row.identical for row in report.rows] == [True, False]
     assert not report.passed and report.differences

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from paceline import LLM, SamplingParams
+from paceline import LLM
 from paceline.core.proposer import Draft, Turn
 from paceline.core.result import Round
 from paceline.core.rows import RowsBuilder
@@ -24,8 +24,7 @@ from paceline.draft.tree import TreeDrafter
 from paceline.model.linear import choose, plain
 from paceline.native.build import library
 from tests.draft import test_head
-from tests.draft.rounds import Rounds
-from tests.sample.ruled import SOME_RULES
+from tests.draft.rounds import answered
 from tests.tiny import tiny_checkpoint
 
 pytestmark = pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -74,19 +73,8 @@ class Served(NamedTuple):
 
 
 def served(target: Path, head: Path | None, drafter: str = "eagle3", **more: Any) -> Served:
-    options = {"quantize": None, "patience": 1e9, "temperature": 0.0, **more}
-    drafter = drafter if head else "none"
-    nodes = NODES if head else None
-    with LLM(target, head, drafter=drafter, quantize=options["quantize"], memory="100M", nodes=nodes) as llm:
-        llm.engine.desk.policy.patience = options["patience"]  # type: ignore[attr-defined]
-        llm.engine.recorder = rounds = Rounds()
-        rules = SOME_RULES if options["quantize"] == "int8" else {}
-        params = SamplingParams(
-            temperature=options["temperature"], max_tokens=48, seed=1, ignore_eos=True, top_k=0, top_p=1.0, **rules
-        )  # fmt: skip
-        outputs = llm.generate(PROMPTS, params, progress=False)
-        assert llm.engine.drafters.errors == []
-        return Served([output.token_ids for output in outputs], rounds.each)
+    with answered(target, head, drafter if head else "none", NODES, PROMPTS, 48, **more) as (texts, rounds, _):
+        return Served(texts, rounds)
 
 
 @pytest.fixture(autouse=True)

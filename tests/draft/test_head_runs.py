@@ -8,7 +8,6 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
-from paceline import LLM, SamplingParams
 from paceline.core.plan import Item, MinChance
 from paceline.core.proposer import Draft, Turn
 from paceline.core.result import Round
@@ -17,9 +16,8 @@ from paceline.draft.head_runs import CompiledHead, HeadProposer
 from paceline.draft.hydra import Hydra, HydraConfig
 from paceline.draft.medusa import Medusa, MedusaConfig
 from paceline.native.build import library
-from tests.draft.rounds import Rounds
+from tests.draft.rounds import answered
 from tests.draft.test_head import KINDS, PROMPTS, SIZES, shaken
-from tests.sample.ruled import SOME_RULES
 from tests.tiny import tiny_checkpoint
 
 needs_native = pytest.mark.skipif(library() is None, reason="needs the native decoder")
@@ -59,24 +57,13 @@ class Served(NamedTuple):
 
 
 def served(target: Path, head: Path | None, drafter: str, **more: Any) -> Served:
-    options = {"quantize": None, "patience": 1e9, "temperature": 0.0, **more}
-    nodes = None if drafter == "none" else NODES
-    with LLM(target, head, drafter=drafter, quantize=options["quantize"], memory="100M", nodes=nodes) as llm:
-        llm.engine.desk.policy.patience = options["patience"]  # type: ignore[attr-defined]
-        llm.engine.recorder = rounds = Rounds()
-        rules = SOME_RULES if options["quantize"] == "int8" else {}
-        params = SamplingParams(
-            temperature=options["temperature"], max_tokens=60, seed=1, ignore_eos=True, top_k=0, top_p=1.0, **rules
-        )  # fmt: skip
-        outputs = llm.generate(PROMPTS, params, progress=False)
-        assert llm.engine.drafters.errors == []
-        texts = [output.token_ids for output in outputs]
+    with answered(target, head, drafter, NODES, PROMPTS, 60, **more) as (texts, rounds, llm):
         if drafter == "none":
-            return Served(texts, rounds.each, [], [])
+            return Served(texts, rounds, [], [])
         made: Any = llm.engine.drafters.drafter(drafter)
         head = made if "+" not in drafter else made.parts[drafter.partition("+")[2]]
-        chances = head.chances[not options["temperature"]].kept[""]
-        return Served(texts, rounds.each, chances.hits, chances.tries)
+        chances = head.chances[not more.get("temperature", 0.0)].kept[""]
+        return Served(texts, rounds, chances.hits, chances.tries)
 
 
 def test_which_heads_can() -> None:

@@ -34,12 +34,6 @@ MORE = ("ngram", "topk", "swift", "del", "pearl", "auto")
 
 
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    root = tmp_path_factory.mktemp("pair")
-    return tiny_checkpoint(root / "target", seed=1), tiny_checkpoint(root / "draft", seed=2, layers=1)
-
-
-@pytest.fixture(scope="module")
 def dense(pair: tuple[Path, Path]) -> Any:
     return AutoModelForCausalLM.from_pretrained(pair[0], attn_implementation="eager", dtype=torch.float32).eval()
 

@@ -44,3 +44,5 @@ def test_the_account_in_words() -> None:
     assert totals.saved_words == "speculation saved 12.4 s of the 72.5 s that plain decoding takes"
     totals = Totals(saved_s=-0.52, busy_s=10.5)
     assert totals.saved_words == "speculation lost 0.5 s: 10.5 s instead of the 10.0 s that plain decoding takes"
+    totals = Totals(saved_s=-0.06, busy_s=0.43)
+    assert totals.saved_words == "speculation lost 0.06 s: 0.43 s instead of the 0.37 s that plain decoding takes"

@@ -29,7 +29,8 @@ layout, a GGUF file, `owner/name` or `owner/name:FILE.gguf` of the hub, or a nam
 
 A family is one entry of data in `model/families*.py`; each is tested against transformers. *Native*: the native decoder
 computes its layers (bfloat16, `--quantize`); the others are computed by PyTorch in every dtype, and in 8 and 4 bits
-(`--quantize`, or as a checkpoint has them) with each matrix's product a native call. Encoders are refused by name.
+(`--quantize`, or as a checkpoint has them) with each matrix's product a native call. Encoders write no
+text: `paceline serve` offers their vectors and scores ([server.md](server.md#encoders)), everything else refuses them.
 
 DeepSeek's latent attention (MLA) keeps one vector for each token and layer, which all heads share; what would make keys
 and values of it is multiplied into queries and results. Gemma 4 keeps keys and values of two shapes, and its last

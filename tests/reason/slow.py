@@ -5,7 +5,7 @@ from typing import Any
 
 from paceline import SamplingParams
 from paceline.core.params import SamplingParams as Params
-from paceline.reason import Ensemble, MentorWishes, StepWishes
+from paceline.reason import Ensemble, MentorSettings, StepSettings
 from paceline.reason.judge import DraftJudge, score
 from paceline.reason.runner import BASE, SMALL
 
@@ -24,7 +24,7 @@ def greedy(pair: Ensemble, name: str, tokens: list[int], most: int, **changes: A
     return request
 
 
-def steps(pair: Ensemble, prompt: list[int], wish: StepWishes, most: int) -> Trace:
+def steps(pair: Ensemble, prompt: list[int], wish: StepSettings, most: int) -> Trace:
     """SpecReason's loop."""
     judge, digits, trace, text = DraftJudge.of(pair.llm.text), 10, Trace(), list[int]()
 
@@ -49,7 +49,7 @@ def steps(pair: Ensemble, prompt: list[int], wish: StepWishes, most: int) -> Tra
     return trace
 
 
-def mentor(pair: Ensemble, prompt: list[int], wish: MentorWishes, most: int) -> list[tuple[str, list[int]]]:
+def mentor(pair: Ensemble, prompt: list[int], wish: MentorSettings, most: int) -> list[tuple[str, list[int]]]:
     """Speculative Thinking's loop, the neutral peek kept: (author, tokens) of each part."""
     trace, text, say = list[tuple[str, list[int]]](), list[int](), pair.llm.text.tokenizer.decode
     reflections, excess, recap = 0, wish.excess, wish.recap
@@ -86,7 +86,7 @@ def mentor(pair: Ensemble, prompt: list[int], wish: MentorWishes, most: int) -> 
     return trace
 
 
-def student(wish: MentorWishes, text: list[int], new: list[int], say: Any, tired: bool, add: Any) -> list[int]:
+def student(wish: MentorSettings, text: list[int], new: list[int], say: Any, tired: bool, add: Any) -> list[int]:
     """Take the student's new tokens up to the peek that needs the mentor; that peek, or nothing."""
     start, taken, since = (
         list(text),

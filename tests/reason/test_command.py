@@ -11,7 +11,7 @@ from typer.testing import CliRunner, Result
 
 from paceline.cli import app
 from paceline.engine.pair import DEMO
-from paceline.reason import Ensemble, StepWishes
+from paceline.reason import Ensemble, StepSettings
 from tests.reason.conftest import GREEDY, PROMPT
 
 MODELS = ["--model", str(DEMO / "target"), "--dtype", "float32", "--drafter", "none"]
@@ -28,7 +28,7 @@ def test_steps_are_the_librarys(pair: Ensemble) -> None:
     assert done.exit_code == 0, done.output
     got = json.loads(done.stdout)
     want = pair.chat(
-        [{"role": "user", "content": PROMPT}], StepWishes(tau=0, separator="apples"),
+        [{"role": "user", "content": PROMPT}], StepSettings(tau=0, separator="apples"),
         type(GREEDY)(temperature=0, max_tokens=40, ignore_eos=True),
     )  # fmt: skip
     assert got["text"] == want.text and got["report"]["accepted"] == want.report["accepted"] > 1

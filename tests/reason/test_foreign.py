@@ -7,7 +7,7 @@ import pytest
 
 from paceline import RefusalError
 from paceline.engine.pair import DEMO
-from paceline.reason import Ensemble, MentorWishes, StepWishes
+from paceline.reason import Ensemble, MentorSettings, StepSettings
 from paceline.reason.ensemble import plain
 from paceline.reason.judge import DraftJudge, ids, score
 from paceline.reason.pen import Pen, PenPart
@@ -18,7 +18,7 @@ from tests.tiny import tiny_checkpoint
 
 MOST = 100
 LONG = replace(GREEDY, max_tokens=MOST)
-WISH = StepWishes(tau=4.42, step_tokens=10)
+WISH = StepSettings(tau=4.42, step_tokens=10)
 """A tau that some drafts pass and some do not."""
 
 
@@ -91,6 +91,6 @@ def test_at_either_end_of_tau_it_is_one_models_text(mixed: Ensemble) -> None:
 
 def test_what_speaks_of_tokens_is_refused(mixed: Ensemble) -> None:
     with pytest.raises(RefusalError, match="another tokenizer"):
-        mixed.generate(PROMPT, MentorWishes(), GREEDY)
+        mixed.generate(PROMPT, MentorSettings(), GREEDY)
     with pytest.raises(RefusalError, match="logit_bias"):
-        mixed.generate(PROMPT, StepWishes(), replace(GREEDY, logit_bias={3: 1.0}))
+        mixed.generate(PROMPT, StepSettings(), replace(GREEDY, logit_bias={3: 1.0}))

@@ -6,7 +6,7 @@ import pytest
 
 from paceline import InputError, RefusalError, SamplingParams
 from paceline.engine.pair import DEMO
-from paceline.reason import Ensemble, StepWishes
+from paceline.reason import Ensemble, StepSettings
 from paceline.reason.judge import DIGITS, DraftJudge, score
 from paceline.reason.runner import BASE, SMALL
 from tests.reason.conftest import GREEDY, OPTIONS, PROMPT, alone
@@ -43,7 +43,7 @@ def test_calibrated_odds_by_hand() -> None:
     assert score(told, (no, yes), "odds", 1.0, -800.0) == 0 and score(told, (no, yes), "odds", 500.0, 800.0) == 9
     for wrong in ({"scale": 0.0}, {"scale": math.nan}, {"shift": math.inf}, {"score": "mean", "shift": 1.0}):
         with pytest.raises(InputError, match="scale"):
-            StepWishes(**{"score": "odds", **wrong})  # type: ignore[arg-type]
+            StepSettings(**{"score": "odds", **wrong})  # type: ignore[arg-type]
 
 
 def test_odds_read_one_token_behind_a_shared_prefix(pair: Ensemble) -> None:
@@ -51,7 +51,7 @@ def test_odds_read_one_token_behind_a_shared_prefix(pair: Ensemble) -> None:
     assert [pair.llm.text.decode([token]).strip() for token in judge.digits] in (["No", "Yes"], ["0", "1"])
     wish = {"score": "odds", "separator": "apples", "scale": 0.5, "shift": -1}
     for tau, author in ((0.0, SMALL), (9.1, BASE)):
-        answer = pair.generate(PROMPT, StepWishes(tau=tau, **wish), GREEDY)  # type: ignore[arg-type]
+        answer = pair.generate(PROMPT, StepSettings(tau=tau, **wish), GREEDY)  # type: ignore[arg-type]
         assert answer.token_ids == alone(pair, author, GREEDY)
         assert all(0 <= segment["score"] <= 9 for segment in answer.report["segments"])
     judges = [each for each in answer.report["handovers"] if each["why"] == "judge"]
@@ -63,7 +63,7 @@ def test_a_small_model_that_is_the_larger_one_is_refused() -> None:
         Ensemble(DEMO / "draft", small=DEMO / "target", **OPTIONS) as swapped,
         pytest.raises(RefusalError, match="swap them"),
     ):
-        swapped.generate(PROMPT, StepWishes(), GREEDY)
+        swapped.generate(PROMPT, StepSettings(), GREEDY)
 
 
 def test_the_mean_does_not_depend_on_where_it_is_normalised() -> None:
@@ -80,7 +80,7 @@ def test_every_digit_is_one_token_behind_the_lead(pair: Ensemble) -> None:
 
 def test_the_score_is_that_of_the_raw_logits(pair: Ensemble) -> None:
     """The judge draws under a mask of ten tokens; here its distribution is read without one."""
-    answer = pair.generate(PROMPT, StepWishes(tau=0, separator="apples"), GREEDY)
+    answer = pair.generate(PROMPT, StepSettings(tau=0, separator="apples"), GREEDY)
     judge, segments = DraftJudge.of(pair.llm.text), answer.report["segments"]
     size, at = pair.llm.engine.model.vocab_size, 0
     assert len(segments) >= 2

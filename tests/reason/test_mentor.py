@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from paceline import InputError, SamplingParams
-from paceline.reason import Cues, Ensemble, MentorWishes
+from paceline.reason import Cues, Ensemble, MentorSettings
 from paceline.reason.ensemble import make
 from paceline.reason.runner import BASE, SMALL
 from tests.reason.conftest import DRAWN, GREEDY, PROMPT, alone, clean
@@ -16,8 +16,8 @@ OFTEN = Cues(negative=("he", "she"), positive=("total",), verify=("so",))
 """Words that the demo pair writes."""
 
 
-def mentor(**changes: Any) -> MentorWishes:
-    return MentorWishes(**{"separator": "apples", "peek": 6, "verify": 12, "cues": OFTEN, "check": "", **changes})
+def mentor(**changes: Any) -> MentorSettings:
+    return MentorSettings(**{"separator": "apples", "peek": 6, "verify": 12, "cues": OFTEN, "check": "", **changes})
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,9 @@ def test_a_cue_within_another_counts_once() -> None:
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN, replace(GREEDY, ignore_eos=False)])
 @pytest.mark.parametrize("wish", [mentor(), mentor(always=True), mentor(choose="opposite"), mentor(begin=7, excess=1)])
-def test_a_mentor_like_the_student_changes_nothing(twins: Ensemble, params: SamplingParams, wish: MentorWishes) -> None:
+def test_a_mentor_like_the_student_changes_nothing(
+    twins: Ensemble, params: SamplingParams, wish: MentorSettings
+) -> None:
     answer = twins.generate(PROMPT, wish, params)
     assert answer.token_ids == alone(twins, SMALL, params)
     if params.ignore_eos:
@@ -81,7 +83,7 @@ def test_bursts_grow(pair: Ensemble) -> None:
     recaps = [each["wrote"] for each in policy.report["handovers"] if each["why"] == "recap"]
     assert recaps[:2] == [10, 35][: len(recaps)] and recaps
     assert (policy.excess, policy.recap) == (1 + 5 * len(recaps), 10 + 25 * len(recaps))
-    full: Any = pair.policy(MentorWishes(), None, PROMPT)
+    full: Any = pair.policy(MentorSettings(), None, PROMPT)
     assert (full.excess, full.recap) == (15, 125)
 
 

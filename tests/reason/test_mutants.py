@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline.core.operations import Submit
-from paceline.reason import Cues, Ensemble, MentorWishes, StepWishes, cues, steps
+from paceline.reason import Cues, Ensemble, MentorSettings, StepSettings, cues, steps
 from paceline.reason.mentor import Breaks, Mentor
 from paceline.reason.pen import Pen, PenPart
 from paceline.reason.runner import BASE, SMALL
@@ -21,10 +21,10 @@ from tests.reason.conftest import DRAWN, GREEDY, PROMPT, alone
 pytestmark = pytest.mark.full
 MOST = 60
 SHORT = replace(GREEDY, max_tokens=MOST)
-STEPS = [StepWishes(separator="apples", tau=tau, first=first) for tau, first in ((3.5, 0), (4.0, 1), (4.5, 0))]
+STEPS = [StepSettings(separator="apples", tau=tau, first=first) for tau, first in ((3.5, 0), (4.0, 1), (4.5, 0))]
 OFTEN = Cues(negative=("he", "she"), positive=("total",), verify=("so",))
 MENTORS = [
-    MentorWishes(separator="apples", peek=6, verify=12, cues=OFTEN, check="Stop. ", **changes)  # type: ignore[arg-type]
+    MentorSettings(separator="apples", peek=6, verify=12, cues=OFTEN, check="Stop. ", **changes)  # type: ignore[arg-type]
     for changes in ({}, {"begin": 5, "excess": 1, "recap": 9}, {"choose": "opposite"}, {"always": True})
 ]
 
@@ -53,13 +53,13 @@ WORDS = ("has", "how", "he", "she", "so", "many", "did", "left", "apples", "peop
 """Words that the demo pair writes."""
 WITHIN = Cues(negative=("pple",), positive=("ppl",), verify=("otal",))
 """Parts of words that the demo pair writes."""
-VERIFIED = MentorWishes(separator="apples", peek=6, verify=12, cues=Cues(WORDS, (), ()), check="")
-TIRED = MentorWishes(separator="H", peek=4, verify=0, excess=2, recap=5, check="Stop. ", cues=Cues((), WORDS, ()))
+VERIFIED = MentorSettings(separator="apples", peek=6, verify=12, cues=Cues(WORDS, (), ()), check="")
+TIRED = MentorSettings(separator="H", peek=4, verify=0, excess=2, recap=5, check="Stop. ", cues=Cues((), WORDS, ()))
 
 
 def within(pair: Ensemble) -> None:
     """Cues that stand within words alone call nobody."""
-    wish = MentorWishes(separator="\n", peek=40, cues=WITHIN)
+    wish = MentorSettings(separator="\n", peek=40, cues=WITHIN)
     params = replace(GREEDY, max_tokens=200)
     answer = pair.generate(PROMPT, wish, params)
     assert answer.text.count("pple") >= 2 and answer.report["proposed"] >= 2
@@ -76,7 +76,7 @@ def tired(pair: Ensemble) -> None:
     twin(pair, TIRED, "recap")
 
 
-def twin(pair: Ensemble, wish: MentorWishes, why: str) -> None:
+def twin(pair: Ensemble, wish: MentorSettings, why: str) -> None:
     """Text and authors are the twin's, and something was written for this reason."""
     answer, want = pair.generate(PROMPT, wish, SHORT), slow.mentor(pair, pair.llm.ids(PROMPT), wish, MOST)
     told = [(each["author"], each["tokens"]) for each in answer.report["segments"]]
@@ -93,7 +93,7 @@ def summed(parts: list[tuple[str, int]]) -> list[tuple[str, int]]:
 
 def sampled(pair: Ensemble) -> None:
     """At tau 0 it is the small model's own text, drawn with one seed over all steps."""
-    answer = pair.generate(PROMPT, StepWishes(separator=" ", tau=0), DRAWN)
+    answer = pair.generate(PROMPT, StepSettings(separator=" ", tau=0), DRAWN)
     assert answer.token_ids == alone(pair, SMALL, DRAWN)
     assert len(answer.report["segments"]) > 5
 
@@ -144,7 +144,7 @@ def the_first_steps_are_judged(patch: pytest.MonkeyPatch) -> None:
 
 
 def replace_wishes(policy: Any, **changes: Any) -> Any:
-    policy.wishes = replace(policy.wishes, **changes)
+    policy.settings = replace(policy.settings, **changes)
     return policy
 
 

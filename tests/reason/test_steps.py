@@ -7,14 +7,14 @@ import pytest
 from paceline import CapacityError, InputError, RefusalError, SamplingParams
 from paceline.engine.options import Options
 from paceline.engine.pair import DEMO
-from paceline.reason import Ensemble, MentorWishes, StepWishes
+from paceline.reason import Ensemble, MentorSettings, StepSettings
 from paceline.reason.ensemble import PolicyAnswer, split
 from paceline.reason.runner import BASE, SMALL, Runner
 from tests.reason.conftest import DRAWN, GREEDY, OPTIONS, PROMPT, alone, clean
 
 
-def steps(**changes: object) -> StepWishes:
-    return StepWishes(**{"separator": "apples", **changes})  # type: ignore[arg-type]
+def steps(**changes: object) -> StepSettings:
+    return StepSettings(**{"separator": "apples", **changes})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("params", [GREEDY, DRAWN])
@@ -102,7 +102,7 @@ def test_a_step_may_be_cut_and_a_blank_one_is_none(pair: Ensemble) -> None:
     answer = pair.generate(PROMPT, steps(tau=0, step_tokens=5), GREEDY)
     assert answer.token_ids == alone(pair, SMALL, GREEDY)
     assert max(s["tokens"] for s in answer.report["segments"]) <= 5
-    blank = pair.generate(PROMPT, StepWishes(tau=0, separator=" "), GREEDY)
+    blank = pair.generate(PROMPT, StepSettings(tau=0, separator=" "), GREEDY)
     assert blank.token_ids == alone(pair, SMALL, GREEDY)
     assert all(s["text"].strip() for s in blank.report["segments"][:-1])
 
@@ -136,7 +136,7 @@ def test_leaving_at_any_time_leaves_nothing(pair: Ensemble) -> None:
             next(stream)
         stream.close()
         clean(pair)
-    for wish in (steps(tau=4), MentorWishes(always=True, separator="apples")):
+    for wish in (steps(tau=4), MentorSettings(always=True, separator="apples")):
         for stops in range(1, 60, 7):
             params, ids = GREEDY.resolve({}), pair.llm.ids(PROMPT)
             [request] = pair.runner.submit(ids, params, pair.policy(wish, None, PROMPT))
@@ -148,7 +148,7 @@ def test_leaving_at_any_time_leaves_nothing(pair: Ensemble) -> None:
 
 def test_a_stream_is_the_accepted_text(pair: Ensemble) -> None:
     messages = [{"role": "user", "content": PROMPT}]
-    for wish in (steps(tau=4), MentorWishes(always=True, separator="apples", peek=5)):
+    for wish in (steps(tau=4), MentorSettings(always=True, separator="apples", peek=5)):
         pieces = list(pair.stream(messages, wish, GREEDY))
         answer = pair.chat(messages, wish, GREEDY)
         assert "".join(text for text, _ in pieces) == answer.text

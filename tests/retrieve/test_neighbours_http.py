@@ -39,13 +39,6 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[AsyncLLM]:
-    llm = AsyncLLM(dtype="float32", blocks=200)
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(scope="module")
 def client(engine: AsyncLLM, store: Path) -> Iterator[OpenAI]:
     with running(engine, Settings(datastore=store)) as url:
         yield OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=PATIENCE_S)

@@ -28,13 +28,6 @@ def words(tmp_path_factory: pytest.TempPathFactory) -> PassageIndex:
 
 
 @pytest.fixture(scope="module")
-def engine() -> Iterator[AsyncLLM]:
-    llm = AsyncLLM(dtype="float32", blocks=200)
-    yield llm
-    llm.close()
-
-
-@pytest.fixture(scope="module")
 def url(engine: AsyncLLM, words: PassageIndex) -> Iterator[str]:
     with running(engine, Settings(index=words.path)) as address:
         yield address

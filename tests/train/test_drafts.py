@@ -16,12 +16,13 @@ from paceline.train.evaluate import engine_tau
 from paceline.train.fastdraft import ffn, fit
 from paceline.train.features import FeatureSource
 from paceline.train.judge import auc, final
-from paceline.train.loop import TrainingPlan, TrainingRun
+from paceline.train.loop import TrainingPlan
 from paceline.train.rollout import Rollout
 from paceline.train.specdec import weighted_bce
 from paceline.train.student import DraftMethod
 from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
+from tests.train.broken import broken_and_resumed
 
 LINES = [
     {"prompt": f"Tom has {n} apples and buys {n + 1} more. How many?", "answer": f"He has {2 * n + 1} now."}
@@ -66,18 +67,7 @@ def test_killed_and_resumed_is_bit_equal_and_serves(method: str, place: Path, mo
     mine = settings(place, method)
     whole = train(plan(place, f"{method}-whole", method, mine))
     broken = plan(place, f"{method}-broken", method, mine, save_seconds=0.0)
-    advance = TrainingRun.advance
-
-    def killed(self: TrainingRun, batches: Any) -> float:
-        if self.step == 4:
-            raise KeyboardInterrupt
-        return advance(self, batches)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "advance", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(broken)
-    again = train(broken)
+    again = broken_and_resumed(broken, 4, monkeypatch)
     files = [sorted(file.relative_to(it.out) for file in it.out.rglob("*.safetensors")) for it in (whole, again)]
     assert files[0] == files[1] and files[0]
     for file in files[0]:

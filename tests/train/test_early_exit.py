@@ -14,9 +14,10 @@ from paceline.train import TRAINERS, train
 from paceline.train.early_exit import EarlyExitTraining
 from paceline.train.evaluate import engine_tau
 from paceline.train.features import FeatureBatch
-from paceline.train.loop import TrainingPlan, TrainingRun
+from paceline.train.loop import TrainingPlan
 from paceline.train.target import TrainingTarget
 from tests.tiny import tiny_checkpoint
+from tests.train.broken import broken_and_resumed
 
 LAYERS = 5
 
@@ -111,19 +112,8 @@ def test_a_run_is_resumed_bit_equal_and_makes_a_model_that_says_what_it_is(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole = train(plan(place, "whole"))
-    advance = TrainingRun.advance
-
-    def killed(self: TrainingRun, batches: Any) -> float:
-        if self.step == 4:
-            raise KeyboardInterrupt
-        return advance(self, batches)
-
-    broken = plan(place, "broken", save_seconds=0.0)
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "advance", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(broken)
-    one, other = (load_file(out / "model.safetensors") for out in (whole.out, train(broken).out))
+    again = broken_and_resumed(plan(place, "broken", save_seconds=0.0), 4, monkeypatch)
+    one, other = (load_file(out / "model.safetensors") for out in (whole.out, again.out))
     assert all(torch.equal(one[name], other[name]) for name in one)
     assert whole.scores is not None and whole.scores.tau >= 1
     assert load_model(whole.out, dtype="float32").spec.early_exit

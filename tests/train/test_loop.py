@@ -15,9 +15,10 @@ from paceline.cli import app
 from paceline.core.errors import CapacityError, InputError
 from paceline.train import TRAINERS, train
 from paceline.train.evaluate import Measurement, engine_tau
-from paceline.train.loop import TrainingPlan, TrainingRun, opened
+from paceline.train.loop import TrainingPlan, opened
 from paceline.train.method import HeadMethod
 from tests.tiny import tiny_checkpoint
+from tests.train.broken import broken_and_resumed
 
 LINES = [
     {"text": f"Tom has {n} apples and buys {n + 1} more. How many apples does he have now? {2 * n + 1}."}
@@ -59,18 +60,7 @@ def test_a_run_that_was_killed_ends_with_the_same_bits(
     }  # fmt: skip
     whole = train(plan(place, f"{method}-{optimizer}-whole", **mine))
     broken = plan(place, f"{method}-{optimizer}-broken", save_seconds=0.0, **mine)
-    advance = TrainingRun.advance
-
-    def killed(self: TrainingRun, batches: Any) -> float:
-        if self.step == 7:
-            raise KeyboardInterrupt
-        return advance(self, batches)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(TrainingRun, "advance", killed)
-        with pytest.raises(KeyboardInterrupt):
-            train(broken)
-    again = train(broken)
+    again = broken_and_resumed(broken, 7, monkeypatch)
     steps = [line.split(",")[0] for line in (broken.out / "log.csv").read_text().splitlines()]
     assert steps == ["step", "10"]
     assert whole.steps == again.steps == 12 and whole.tokens == again.tokens

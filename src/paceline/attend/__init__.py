@@ -46,7 +46,7 @@ Make = Callable[[Tensor, Sequence[int | None], int, float, float | None], Attend
 
 
 def quickest(device: Device, dtype: torch.dtype) -> Make:
-    """What there is for a pool of this dtype on this device, and works there."""
+    """The implementations that work for a pool of this dtype on this device."""
     from paceline.attend.fused import Fused
 
     if not str(device).startswith("cuda") or dtype is torch.float64:

@@ -11,8 +11,8 @@ Device = torch.device | str
 
 
 def simulated(device: Device) -> bool:
-    """Does the interpreter stand in for this device? TRITON_INTERPRET=1 asks for it where there is no GPU: kernels then
-    run on the CPU, slowly, for tests."""
+    """Whether the interpreter stands in for this device. TRITON_INTERPRET=1 asks for it where there is no GPU: kernels
+    then run on the CPU, slowly, for tests."""
     return str(device).startswith("cuda") and interpreted() and not torch.cuda.is_available()
 
 

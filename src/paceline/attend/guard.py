@@ -1,4 +1,4 @@
-"""Keys and values that are not finite, kept from rows that do not see them."""
+"""Guards that keep non-finite keys and values from rows that do not see them."""
 
 import math
 

@@ -15,7 +15,7 @@ def rotate_(x: Tensor, turn: tuple[Tensor, Tensor]) -> None:
 
 def turn_and_write(qkv: Tensor, turn: tuple[Tensor, Tensor], slot: Tensor, pool: Tensor) -> None:
     """Rotate queries in place; write rotated keys, and values, of qkv [T, heads + 2 kv_heads, head_dim] to their slots
-    [T] of a layer's pool [2, kv_heads, slots, head_dim]. A slot below 0 is of a row that nobody reads."""
+    [T] of a layer's pool [2, kv_heads, slots, head_dim]. A slot below 0 marks a row that nothing reads."""
     from paceline.attend.turn_kernel import turn_rows
 
     rows, heads, dim = qkv.shape

@@ -9,8 +9,8 @@ def turn_rows(  # type: ignore[no-untyped-def]
     qkv, cos, sin, slot, pool, stride, cos_stride, sin_stride, slots, heads, kv_heads,
     DIM: tl.constexpr, LANES: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: `heads` queries, then keys, then values. TURNED: numbers that are rotated. What is written
-    is as guard.py has it."""
+    """One head of one row: `heads` queries, then keys, then values. TURNED: numbers that are rotated. Values are
+    written as guard.py does."""
     row, head, lane = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, LANES)
     inside, own = lane < DIM, qkv + row * stride + head * DIM
     part = head + lane * 0  # the interpreter cannot join a mask of lanes and one number

@@ -79,7 +79,7 @@ def plural(count: int, name: str) -> str:
 def perplexity(
     options: Options, path: Path, limit: int, progress: Progress = lambda done, total, what: None
 ) -> Perplexity:
-    """Measure the first `limit` texts of `path`: as the options say and, after that model was let go, in their dtype.
+    """Measure the first `limit` texts of `path`: as the options say and, once that model is released, in their dtype.
     Drafts play no part. Raises PacelineError for what cannot be served."""
     items = read_items(path, limit)
     own = replace(options, model=paths(options)[0], draft=None, drafter="none", max_requests=1, prefix_cache=False)

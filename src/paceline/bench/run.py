@@ -50,7 +50,7 @@ class Bench:
 
 
 def bench(options: Options, wish: Bench, progress: Progress = lambda done, total, what: None) -> BenchReport:
-    """Measure. Raises PacelineError, before anything is timed, for whatever cannot be served."""
+    """Run the benchmark. Raises PacelineError, before anything is timed, for what cannot be served."""
     texts = read_prompts(wish.prompts, wish.num_prompts)
     params = SamplingParams(max_tokens=wish.max_tokens, max_nodes=options.nodes)
     for temperature in wish.temperatures:

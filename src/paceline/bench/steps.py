@@ -44,7 +44,7 @@ def load(model: str, form: str, context: int, kv_dtype: str | None) -> Decoder:
 
 
 def rows_of(count: int, base: int, want: list[int] | None = None) -> Rows:
-    """A pass of one request's rows that follow one another. All logits are wanted, as of a draft."""
+    """A pass over consecutive rows of one request, with logits of all rows, as for a draft."""
     builder = RowsBuilder()
     table = list(range(-(-(base + count) // BLOCK_ROWS)))
     tokens = [(7 * place) % 1000 for place in range(base, base + count)]

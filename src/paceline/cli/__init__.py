@@ -20,8 +20,8 @@ app = typer.Typer(
         "Paceline lets a cheap drafter guess the next tokens, and the model check all guesses in one pass. What you "
         "get is what the model alone would have written, token for token; guessing changes the time it takes, never "
         "the text.\n\n"
-        "Start with [bold]paceline demo[/bold], which needs no download. [bold]paceline COMMAND --help[/bold] explains "
-        "a command and shows an example."
+        "Start with [bold]paceline demo[/bold]. [bold]paceline COMMAND --help[/bold] explains a command and shows an "
+        "example."
     ),
     epilog="Exit codes: 0 done, 1 a text differed (bench, demo), 2 bad input, 130 interrupted.",
     rich_markup_mode="rich",
@@ -80,7 +80,7 @@ def chat(
     sampling: SamplingArgs,
     system: Annotated[str | None, option("A system message to begin with.", "Input and output")] = None,
     url: Annotated[
-        str | None, option("Talk with a running server, as in http://localhost:8000.", "Input and output")
+        str | None, option("Talk with a running server, such as http://localhost:8000.", "Input and output")
     ] = None,
     api_key: Annotated[str | None, option("Its key. Default: $PACELINE_API_KEY.", "Input and output")] = None,
     color: Annotated[
@@ -120,20 +120,20 @@ def bench(
         option("JSON lines with prompt (HumanEval, yours), question (GSM8K) or turns (Spec-Bench).", "Benchmark"),
     ] = None,
     methods: Annotated[
-        str, option("Drafters, as in none,ngram,model; all: every one that can serve.", "Benchmark", show_default=True)
+        str, option("Drafters, such as none,ngram; all: every one that can serve.", "Benchmark", show_default=True)
     ] = "all",
     batch: Annotated[
-        str, option("Requests submitted together, as in 1,8.", "Benchmark", show_default=True)
+        str, option("Requests submitted together, such as 1,8.", "Benchmark", show_default=True)
     ] = "1",
     temperature: Annotated[
-        str, option("0 is greedy; several as in 0,1. Seeds are fixed per prompt.", "Benchmark", show_default=True)
+        str, option("0 is greedy; several such as 0,1. Seeds are fixed per prompt.", "Benchmark", show_default=True)
     ] = "0",
     max_tokens: Annotated[int, option("Maximum tokens per answer.", "Benchmark", show_default=True)] = 128,
     num_prompts: Annotated[int, option("Number of prompts to use.", "Benchmark", show_default=True)] = 20,
-    repeat: Annotated[int, option("Run everything so often; figures are medians.", "Benchmark", show_default=True)] = 3,
-    seed: Annotated[int, option("Of the first prompt; the next has the next.", "Benchmark", show_default=True)] = 0,
+    repeat: Annotated[int, option("Number of repeats; figures are medians.", "Benchmark", show_default=True)] = 3,
+    seed: Annotated[int, option("Seed of the first prompt; the next adds 1.", "Benchmark", show_default=True)] = 0,
     synthetic_acceptance: Annotated[
-        float | None, option("Add user, a draft whose tokens are right with this chance, as 0.8.", "Benchmark")
+        float | None, option("Add user, a draft whose tokens are right with this chance, such as 0.8.", "Benchmark")
     ] = None,
     profile: Annotated[
         bool, option("Time one step by part, for 1 to 64 rows; needs no prompts.", "Benchmark", "--profile")
@@ -236,9 +236,8 @@ def pull(
 ) -> None:
     """Download a model.
 
-    NAME is of the catalogue ([bold]paceline list[/bold]), or owner/name or owner/name:FILE.gguf of the hub. A download
-    that breaks off goes on where it was when it is started again. Prints where the model lies.
-    """
+    NAME is a name of the catalogue ([bold]paceline list[/bold]), or owner/name or owner/name:FILE.gguf of the hub. An
+    interrupted download resumes when it is started again. Prints the path of the model."""
     from paceline.cli.models import pull
 
     pull(name, draft=draft, token=token)
@@ -303,9 +302,8 @@ def index(
 ) -> None:  # fmt: skip
     """Build an index over a folder of texts, from which answers can retrieve passages while they are written.
 
-    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25. A
-    build that was stopped goes on when the same command is given again.
-    """
+    With an encoder it has dense retrievers, exact and (with paceline[rag]) approximate; with paceline[rag] BM25. An
+    interrupted build resumes when the same command is given again."""
     from paceline.cli.index import index
 
     index(folder, out, encoder, words, narrow, static, model)
@@ -324,7 +322,9 @@ def reason(
     policy: Annotated[
         str, option("steps, mentor, parallel, retrieval or neighbours.", "Policy", show_default=True)
     ] = "steps",
-    set: Annotated[list[str] | None, option("A setting of the policy, as tau=7; may be repeated.", "Policy")] = None,
+    set: Annotated[
+        list[str] | None, option("A setting of the policy, such as tau=7; may be repeated.", "Policy")
+    ] = None,
     small: Annotated[str | None, option("The second, small model of steps and mentor.", "Policy")] = None,
     index: Annotated[Path | None, option("Folder that paceline index made, for retrieval.", "Policy")] = None,
     datastore: Annotated[
@@ -357,9 +357,9 @@ def experts(
     processes: Annotated[int, option("Processes that will share the experts.", "Experts", show_default=True)] = 2,
     capacity: Annotated[
         float,
-        option("Most rows of one process in a pass, as a multiple of its fair share.", "Experts", show_default=True),
+        option("Maximum rows of one process in a pass, as a multiple of its fair share.", "Experts", show_default=True),
     ] = 1.25,
-    tokens: Annotated[int, option("Most tokens to read.", "Experts", show_default=True)] = 50_000,
+    tokens: Annotated[int, option("Maximum number of tokens to read.", "Experts", show_default=True)] = 50_000,
 ) -> None:
     """Record which experts the tokens of a text use, and make a table of routes for serve --expert-parallel.
 
@@ -380,9 +380,10 @@ def demo(
         bool, option("Colour the drafted and accepted tokens.", "Input and output", "--color/--no-color")
     ] = True,
 ) -> None:
-    """Answer one question three times: plainly, with prompt lookup, with a draft model.
+    """Answer one question three times: plainly, with prompt lookup, and as the planner chooses.
 
-    Uses the tiny pair of models that comes with Paceline. Exit code 1 if the three texts differ.
+    Uses SmolLM2-135M (100 MB, downloaded once); without a network the tiny pair of models that comes with Paceline,
+    where the third answer has its draft model. Exit code 1 if the three texts differ.
     """
     from paceline.cli.demo import demo
 

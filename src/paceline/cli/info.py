@@ -86,7 +86,8 @@ def info(engine: EngineArgs, *, as_json: bool, with_probe: bool = False) -> None
         kept = f", {told.kv_numbers} numbers a token" if told.kv_numbers else ""
         of = f" for {told.verifier}" if told.verifier else ""
         typer.echo(f"Head: {told.method} of depth {told.depth}{of}, width {told.width}{kept}.")
-    typer.echo(f"Together they run in a memory of {size(least)} or more.")
+    together = "Together they run" if len(sheets) > 1 else "It runs"
+    typer.echo(f"{together} in a memory of {size(least)} or more.")
     where = f"a memory of {size(room)}" if engine.memory else f"the {size(room)} that are free"
     typer.echo(f"Longest context in {where}: {longest:,} of {memory.max_len:,} tokens.")
     if memory.states_of_one:
@@ -283,6 +284,8 @@ def ladder(drafters: list[Fit]) -> str:
     groups: dict[str, list[str]] = {}
     for entry in drafters:
         able = [rule for rule in rules if not entry[rule]]
-        key = "Under every verifier" if len(able) == len(rules) else f"Under {', '.join(able)}"
-        groups.setdefault(key if able else "Lacking something (--json says what)", []).append(str(entry["drafter"]))
+        key = "Drafters under every verifier" if len(able) == len(rules) else f"Drafters under {', '.join(able)}"
+        groups.setdefault(key if able else "Drafters that lack something here (--json says what)", []).append(
+            str(entry["drafter"])
+        )
     return "\n".join(f"{key}: {', '.join(names)}" for key, names in groups.items())

@@ -49,14 +49,16 @@ class RequestArgs:
         option("JSON lines with prompt (HumanEval, yours), question (GSM8K) or turns (Spec-Bench).", "Requests"),
     ] = None
     requests: Annotated[
-        int | None, option("Of each load. Default: 100, all of a recording, or what --duration holds.", "Requests")
+        int | None,
+        option("Requests of each load. Default: 100, all of a recording, or what --duration holds.", "Requests"),
     ] = None
     duration: Annotated[float | None, option("Seconds to send for at each load.", "Requests")] = None
     warmup: Annotated[int, option("Requests before, not measured.", "Requests", show_default=True)] = 4
     max_tokens: Annotated[int, option("Maximum tokens per answer.", "Requests", show_default=True)] = 128
     temperature: Annotated[float | None, option("0 is greedy. Default: the server's.", "Requests")] = None
     seed: Annotated[
-        int, option("Of the arrivals, and of the first request; the next has the next.", "Requests", show_default=True)
+        int,
+        option("Seed of the arrivals and of the first request; the next adds 1.", "Requests", show_default=True),
     ] = 0
     body: Annotated[str | None, option("JSON object of further fields, such as '{\"top_p\": 0.9}'.", "Requests")] = None
 
@@ -65,9 +67,9 @@ class RequestArgs:
 class ArrivalArgs:
     """When to ask. A list sweeps."""
 
-    rate: Annotated[str | None, option("Open loop: requests a second, as in 1,2,4; inf: all at once.", "Arrivals")] = (
-        None
-    )
+    rate: Annotated[
+        str | None, option("Open loop: requests a second, such as 1,2,4; inf: all at once.", "Arrivals")
+    ] = None
     burstiness: Annotated[
         float,
         option("Shape of the gaps' gamma distribution: 1 Poisson, below burstier.", "Arrivals", show_default=True),
@@ -76,17 +78,19 @@ class ArrivalArgs:
     recorded: Annotated[Path | None, option("Open loop: replay a recording (paceline bench record).", "Arrivals")] = (
         None
     )
-    speed: Annotated[str, option("How much faster than recorded, as in 1,2.", "Arrivals", show_default=True)] = "1"
-    clients: Annotated[str | None, option("Closed loop, a baseline: numbers of clients, as in 1,8.", "Arrivals")] = None
+    speed: Annotated[str, option("Factor over the recorded speed, such as 1,2.", "Arrivals", show_default=True)] = "1"
+    clients: Annotated[str | None, option("Closed loop, a baseline: numbers of clients, such as 1,8.", "Arrivals")] = (
+        None
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class ReportArgs:
     """What to say."""
 
-    slo: Annotated[str | None, option("For goodput, in ms, as in ttft:200,tpot:50,e2e:2000.", "LoadReport")] = None
-    plot: Annotated[Path | None, option("Draw latencies and rates against load to this SVG file.", "LoadReport")] = None
-    json: Annotated[Path | None, option("Write everything, each request too, to this file.", "LoadReport")] = None
+    slo: Annotated[str | None, option("Limits for goodput in ms, such as ttft:200,tpot:50,e2e:2000.", "Report")] = None
+    plot: Annotated[Path | None, option("Draw latencies and rates against load to this SVG file.", "Report")] = None
+    json: Annotated[Path | None, option("Write everything, each request too, to this file.", "Report")] = None
 
 
 @command

@@ -92,7 +92,7 @@ class Remote:
         stats = self._stats(url)
         self.known, self.default = stats.get("drafters", []), stats.get("default_drafter", "the server's")
         self.ours = bool(stats)
-        """Is it a Paceline server, which takes all of `SamplingParams`?"""
+        """Whether it is a Paceline server, which takes all of `SamplingParams`."""
 
     def answered(self) -> None:
         pass

@@ -26,7 +26,7 @@ PROBE_ANSWER_TOKENS = 64
 PROBE_NODES = 15
 """Drafted tokens a pass, whatever a row costs here: where rows cost much, a head would be given none."""
 LEAST_PROBE_TAU = 1.05
-"""Tokens per pass below which a head is said to keep next to nothing."""
+"""Tokens per pass below which a head counts as useless."""
 SAME_TAU_SHARE = 0.15
 """Most that tokens per pass may differ between native code and PyTorch: texts part at near-ties."""
 

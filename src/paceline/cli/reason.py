@@ -91,10 +91,10 @@ def begun(
     with ExitStack() as held:
         with starting():
             from paceline.engine.llm import LLM
-            from paceline.reason import Ensemble, MentorWishes, StepWishes
+            from paceline.reason import Ensemble, MentorSettings, StepSettings
             from paceline.reason.runner import BASE, Runner
 
-            if isinstance(wish, StepWishes | MentorWishes):
+            if isinstance(wish, StepSettings | MentorSettings):
                 assert sources.small is not None
                 pair = held.enter_context(Ensemble(**engine.arguments(), small=sources.small))
                 llm, runner = pair.llm, pair.runner
@@ -110,11 +110,11 @@ def begun(
 
 def wished(policy: str, sources: Sources) -> Any:
     """Settings of a policy, before anything is loaded. InputError where it lacks something."""
-    from paceline.reason import MentorWishes, StepWishes
+    from paceline.reason import MentorSettings, StepSettings
     from paceline.reason.parallel import ParallelSettings
     from paceline.retrieve import Knn, Retrieval
 
-    kinds = {"steps": StepWishes, "mentor": MentorWishes, "parallel": ParallelSettings, "retrieval": Retrieval,
+    kinds = {"steps": StepSettings, "mentor": MentorSettings, "parallel": ParallelSettings, "retrieval": Retrieval,
              "neighbours": Knn}  # fmt: skip
     needs = {
         "steps": ("a second, small model", "--small"),
@@ -161,7 +161,7 @@ def policy_of(
 
 
 def settled(kind: Any, given: dict[str, Any]) -> Any:
-    """Settings of a policy. InputError for one that it has not, or of another type."""
+    """Settings of a policy. InputError for an unknown setting, or a value of another type."""
     hints = get_type_hints(kind)
     known = [field.name for field in fields(kind) if not is_dataclass(hints[field.name])]
     for name, value in given.items():

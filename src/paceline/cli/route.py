@@ -28,7 +28,9 @@ class RouteArgs:
         _route("hexgen, hexgen+fcfs, shortest+fcfs, heft, learned, ...", "--planner", "--policy", show_default=True),
     ] = "hexgen"
     slots: Annotated[int, _route("Calls at once on each engine.", show_default=True)] = 4
-    alpha: Annotated[float, _route("Of hexgen: speed against balance; tuned as it runs.", show_default=True)] = 0.3
+    alpha: Annotated[
+        float, _route("Weight of speed against balance in hexgen, 0 to 1; tuned while it runs.", show_default=True)
+    ] = 0.3
     patience: Annotated[float, _route("Seconds after which a call that waits goes first.", show_default=True)] = 120.0
     order: Annotated[
         Path | None, _route("Weights for planner learned, from paceline train workflow-order. Default: those shipped.")

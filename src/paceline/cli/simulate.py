@@ -31,14 +31,14 @@ class ChangeArgs:
     ] = None
     blocks: Annotated[int | None, _change("Blocks of the K/V cache.")] = None
     max_requests: Annotated[int | None, _change("Samples decoded at once.")] = None
-    row_budget: Annotated[int | None, _change("Most rows of one pass.")] = None
+    row_budget: Annotated[int | None, _change("Maximum rows of one pass.")] = None
     eviction: Annotated[str | None, _change("Which cached prefix to forget first.")] = None
     schedule: Annotated[str | None, _change("chunked, layered, prefill_first or decode_first.")] = None
     order: Annotated[str | None, _change("fcfs, priority, deadline or fair.")] = None
     tbt_target_ms: Annotated[float | None, _change("Maximum step time while a request decodes, for chunked.")] = None
-    group_size: Annotated[int | None, _change("Most requests that decode in a step.")] = None
+    group_size: Annotated[int | None, _change("Maximum number of requests that decode in a step.")] = None
     layer_groups: Annotated[int | None, _change("Groups of layers by which a prompt advances, for layered.")] = None
-    seed: Annotated[int, _change("Of the draws of what is accepted.", show_default=True)] = 0
+    seed: Annotated[int, _change("Seed of the draws of what is accepted.", show_default=True)] = 0
 
     def config(self) -> dict[str, Any]:
         """Changed values that are fields of `EngineConfig`."""

@@ -14,8 +14,8 @@ from paceline.engine.options import Dtype
 
 TRAINING = "Training"
 Curve = Mapping[str, Sequence[tuple[float, float]]]
-Minutes = Annotated[float, option("Train for so long.", TRAINING, show_default=True)]
-Seed = Annotated[int, option("Of weights, problems and draws.", TRAINING, show_default=True)]
+Minutes = Annotated[float, option("Minutes to train.", TRAINING, show_default=True)]
+Seed = Annotated[int, option("Seed of weights, problems and draws.", TRAINING, show_default=True)]
 Output = Annotated[Path, option("Write the weights (safetensors) to this file.", TRAINING, "--output", "-o")]
 
 
@@ -51,7 +51,9 @@ def jssp(
     output: Output,
     minutes: Minutes = 20.0,
     seed: Seed = 0,
-    solver_seconds: Annotated[float, option("Of CP-SAT for each completion.", TRAINING, show_default=True)] = 1.0,
+    solver_seconds: Annotated[
+        float, option("Seconds of CP-SAT for each completion.", TRAINING, show_default=True)
+    ] = 1.0,
 ) -> None:
     """Train a dispatching rule for job shops against CP-SAT's completions; needs OR-tools.
 
@@ -104,7 +106,7 @@ def fit(
     *,
     target: Annotated[str, option("The model to draft for: a directory, or a hub id.", TRAINING)],
     milliseconds: Annotated[
-        float, option("Of a pass of the draft model over one row.", TRAINING, show_default=True)
+        float, option("Milliseconds of a pass of the draft model over one row.", TRAINING, show_default=True)
     ] = 1.0,
     layers: Annotated[int, option("Maximum number of layers.", TRAINING, show_default=True)] = 8,
 ) -> None:
@@ -130,18 +132,18 @@ def drafter(
     target: Annotated[str, option("The model to draft for: a directory, or a hub id.", TRAINING)],
     data: Annotated[list[Path], option("JSON lines of texts, chats or prompts; may be repeated.", TRAINING)],
     out: Annotated[Path, option("Write the drafter, checkpoints and the log to this directory.", TRAINING)],
-    minutes: Annotated[float | None, option("Train for so long. Default: 10, or what --steps take.", TRAINING)] = None,
+    minutes: Annotated[float | None, option("Minutes to train. Default: 10, or what --steps take.", TRAINING)] = None,
     steps: Annotated[int | None, option("Number of training steps.", TRAINING)] = None,
-    set: Annotated[list[str] | None, option("A setting of the method, as depth=5; may be repeated.", TRAINING)] = None,
+    set: Annotated[list[str] | None, option("Setting of the method, as depth=5; may be repeated.", TRAINING)] = None,
     answers: Annotated[
         bool | None,
         option("Let the target answer the prompts and learn from that. Default: as the method says.", TRAINING,
                "--answers/--as-given"),
     ] = None,
-    prompts: Annotated[int, option("Most prompts that the target answers.", TRAINING, show_default=True)] = 2000,
-    answer: Annotated[int, option("Most tokens of an answer.", TRAINING, show_default=True)] = 160,
-    temperature: Annotated[float, option("Of the answers.", TRAINING, show_default=True)] = 0.0,
-    length: Annotated[int, option("Most tokens of a text.", TRAINING, show_default=True)] = 512,
+    prompts: Annotated[int, option("Maximum prompts that the target answers.", TRAINING, show_default=True)] = 2000,
+    answer: Annotated[int, option("Maximum tokens of an answer.", TRAINING, show_default=True)] = 160,
+    temperature: Annotated[float, option("Temperature of the answers.", TRAINING, show_default=True)] = 0.0,
+    length: Annotated[int, option("Maximum tokens of a text.", TRAINING, show_default=True)] = 512,
     whole: Annotated[bool, option("Learn from the tokens of the prompts, too.", TRAINING, "--whole/--answers-only",
                                   show_default=True)] = False,
     tokens: Annotated[int, option("Tokens of a batch.", TRAINING, show_default=True)] = 1024,
@@ -152,9 +154,9 @@ def drafter(
         option("Learning rate; Muon's is 20/3 of it. Default: the method's, 0.01 for ppd, else 0.001.", TRAINING),
     ] = None,
     seed: Seed = 0,
-    dtype: Annotated[Dtype, option("Of the target, as it will serve.", TRAINING, show_default=True)] = "bfloat16",
+    dtype: Annotated[Dtype, option("Data type of the target in serving.", TRAINING, show_default=True)] = "bfloat16",
     cache: Annotated[Path | None, option("Keep answers and hidden states in this directory.", TRAINING)] = None,
-    cache_size: Annotated[str, option("Most bytes of hidden states there.", TRAINING, show_default=True)] = "2G",
+    cache_size: Annotated[str, option("Maximum bytes of hidden states there.", TRAINING, show_default=True)] = "2G",
 ) -> None:  # fmt: skip
     """Train a drafter for a model.
 
@@ -212,15 +214,15 @@ def every(
     out: Annotated[Path, option("Write drafters, table and page to this directory.", TRAINING)],
     budget: Annotated[float | None, option("Hours for everything. Default: 1, or what --steps take.", TRAINING)] = None,
     steps: Annotated[int | None, option("Training steps of each: equal tokens, not equal time.", TRAINING)] = None,
-    methods: Annotated[str | None, option("Only these, as medusa,eagle-3. Default: all heads.", TRAINING)] = None,
+    methods: Annotated[str | None, option("Only these, such as medusa,eagle-3. Default: all heads.", TRAINING)] = None,
     draft: Annotated[Path | None, option("A draft model that is measured, too.", TRAINING)] = None,
     test: Annotated[list[Path] | None, option("Prompts to measure on. Default: held-out texts.", TRAINING)] = None,
     each: Annotated[int, option("Number of prompts to measure on.", TRAINING, show_default=True)] = 40,
     answer: Annotated[int, option("Tokens of a measured answer.", TRAINING, show_default=True)] = 96,
-    prompts: Annotated[int, option("Most prompts that the target answers.", TRAINING, show_default=True)] = 2000,
+    prompts: Annotated[int, option("Maximum prompts that the target answers.", TRAINING, show_default=True)] = 2000,
     seed: Seed = 0,
-    dtype: Annotated[Dtype, option("Of the target, as it will serve.", TRAINING, show_default=True)] = "bfloat16",
-    cache_size: Annotated[str, option("Most bytes of hidden states to keep.", TRAINING, show_default=True)] = "2G",
+    dtype: Annotated[Dtype, option("Data type of the target in serving.", TRAINING, show_default=True)] = "bfloat16",
+    cache_size: Annotated[str, option("Maximum bytes of hidden states to keep.", TRAINING, show_default=True)] = "2G",
 ) -> None:  # fmt: skip
     """Train every head for a model within a time, and say which drafter to serve it with.
 

@@ -95,7 +95,7 @@ def zoo_compare(
     least_cosine: Annotated[
         float, option("Least cosine of a layer's parameters, -1 to 1.", "Zoo", show_default=True)
     ] = 0.98,
-    tokens: Annotated[int, option("Most tokens of the text.", "Zoo", show_default=True)] = 1024,
+    tokens: Annotated[int, option("Maximum tokens of the text.", "Zoo", show_default=True)] = 1024,
     dtype: Annotated[str, option("Data type, as for serve.", "Zoo", show_default=True)] = "bfloat16",
 ) -> None:
     """Measure which layers of a fine-tune its base's could take the place of.

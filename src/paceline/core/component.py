@@ -140,7 +140,7 @@ class Keeps(Component, Protocol):
 
     def keep(self, slots: "list[int]", ends: "list[int] | None" = None) -> None:
         """Drop every state but those behind the rows in these slots, and behind the rows in `ends`, where passes leave
-        one from now on; None: behind the last row of each block. With `ends`, `read` and `write` are of K/V alone."""
+        one from now on; None: behind the last row of each block. With `ends`, `read` and `write` carry K/V alone."""
 
     def blank(self, slots: "list[int]") -> None:
         """Put states of zeros behind the rows in these slots, which were not computed."""

@@ -9,8 +9,8 @@ CURSOR = "\r\v\f\x1c\x1d\x1e\x1f\x85\u2028\u2029"
 
 
 class PacelineError(Exception):
-    """Base of every error that bad input or an impossible wish can cause. The message is one sentence; a longer one is
-    shortened in its middle. Characters that move a terminal's cursor or hide text are written as escapes."""
+    """Base of every error that bad input or an impossible request can cause. The message is one sentence; a longer one
+    is shortened in its middle. Characters that move a terminal's cursor or hide text are written as escapes."""
 
     def __str__(self) -> str:
         text = shortened(super().__str__())
@@ -46,7 +46,7 @@ class RefusalError(PacelineError):
 
 
 class BusyError(PacelineError):
-    """This machine has too much to do; the same wish can be served later."""
+    """This machine has too much to do; the same request can be served later."""
 
 
 class CapacityError(PacelineError):

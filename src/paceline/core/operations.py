@@ -92,9 +92,9 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Park:
-    """Take a request out of the engine, as bytes that `Resume` takes: its text, what was said of it, and the K/V of its
-    sealed blocks from `from_block` on. It ends here, with the reason `parked`. The time at rest does not count towards
-    a deadline."""
+    """Take a request out of the engine, as bytes that `Resume` takes: its text, its log-probabilities and statistics,
+    and the K/V of its sealed blocks from `from_block` on. It ends here, with the reason `parked`. The time at rest does
+    not count towards a deadline."""
 
     id: int
     from_block: int = 0

@@ -1,5 +1,5 @@
-"""What installed packages add by entry points: the groups `paceline.drafters`, `.verifiers`, `.evictions`, `.orders`
-and `.schedules`."""
+"""What installed packages add by entry points: the groups `paceline.drafters`, `.heads`, `.verifiers`, `.trainers`,
+`.evictions`, `.orders` and `.schedules`."""
 
 import sys
 from collections.abc import Mapping

@@ -57,7 +57,7 @@ class Ask(NamedTuple):
         return stretch_at(self.request.layout, place).shift
 
     def behind(self, group: str) -> bool:
-        """Is it time to catch up with the text, though nothing may be drafted (`Item.behind`)?"""
+        """Whether to catch up with the text although nothing may be drafted (`Item.behind`)."""
         return self.item.behind(self.txn.base, self.txn.lease.frontier[group])
 
     def key(self, depth: int, rank: int = 0) -> int:
@@ -176,8 +176,8 @@ class Overlapping(Drafter, Protocol):
     def ahead(self, asks: Sequence[Ask], view: View) -> None:
         """Add candidates below the nodes of `view.drafted`, or below its root: how the text may go on. A request's
         `item.further` rows are reserved behind those of its nodes. Of the first level one may turn out to be the
-        target's own next token: what hangs below it is the request's next draft, and the rest is dropped. A request
-        for which nothing is prepared is asked for a draft as ever."""
+        target's own next token: what hangs below it is the request's next draft, and the rest is dropped. A request for
+        which nothing is prepared is asked for a draft as usual."""
 
 
 class Running(Drafter, Protocol):

@@ -46,7 +46,7 @@ class Automaton:
         return len(self.length) - 1
 
     def _split(self, above: int, old: int, token: int) -> int:
-        """Give the strings of `old` up to those of `above` + `token` a state of their own."""
+        """Split off a new state for the strings of `old` up to those of `above` + `token`."""
         new = self._add(self.length[above] + 1, self.link[old], self.count[old], self.after[old].copy())
         self.link[old] = new
         while above >= 0 and self.after[above].get(token) == old:
@@ -61,7 +61,8 @@ class Automaton:
             state = self.link[state]
 
     def step(self, state: int, n: int, token: int) -> tuple[int, int]:
-        """From (state, length) of a string to those of string + `token`, of which MAX_SUFFIX_TOKENS tokens are kept."""
+        """Advance from (state, length) of a string to those of string + `token`, cut to its last MAX_SUFFIX_TOKENS
+        tokens."""
         return self.fit(self.after[state][token], min(n + 1, MAX_SUFFIX_TOKENS))
 
     def fit(self, state: int, n: int) -> tuple[int, int]:

@@ -214,7 +214,7 @@ class Spelling:
 
 @dataclass(eq=False, slots=True)
 class ForeignDraft:
-    """A request's draft in the making. `rows`: draft ids that have a row or get the next one."""
+    """State of a request's draft while it grows. `rows`: draft ids that have a row or get the next one."""
 
     ask: Ask
     ids: list[int]

@@ -110,7 +110,7 @@ def average(draws: Draws, drawn: int) -> float:
 
 @dataclass(slots=True)
 class Memo:
-    """What a tree in the making knows. `laws` are known for places that were computed."""
+    """State of a tree while it grows. `laws` are known for places that were computed."""
 
     drawn: dict[int, int] = field(default_factory=lambda: {ROOT: 0})
     """place that may have children: how many were drawn."""

@@ -199,7 +199,7 @@ class EagleShape:
         return out
 
     def optional(self) -> dict[str, tuple[int, ...]]:
-        """Shape of every weight that there may be: an embedding of its own, biases, norms of queries and keys."""
+        """Shapes of the optional weights: an embedding of the head's own, biases, norms of queries and keys."""
         matrices = [it for it in self.sizes().items() if len(it[1]) == 2 and it[0] != "embed_tokens.weight"]
         out = {f"{name[:-6]}bias": size[:1] for name, size in matrices}
         for index in range(self.layers):

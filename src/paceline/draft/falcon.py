@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from paceline.attend.turn import rotate_
-from paceline.core.errors import CheckpointError
 from paceline.core.forest import Forest, Law
 from paceline.core.registry import Offers
 from paceline.core.rows import Out, Rows
@@ -27,6 +26,7 @@ from paceline.draft import DRAFTERS, Ask, View
 from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.draft.head_sizes import check_shapes, sketched
 from paceline.draft.native_layers import layer_spec
 from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward
@@ -78,10 +78,7 @@ class Falcon(FeatureHead):
     """The component."""
 
     def __init__(self, config: FalconConfig, weights: Mapping[str, Tensor], packing: Packing) -> None:
-        for name, size in sizes(config).items():
-            if name not in weights or tuple(weights[name].shape) != size:
-                has = tuple(weights[name].shape) if name in weights else None
-                raise CheckpointError(f"Weight {name} of the Falcon head has the shape {has}, but {size} is expected.")
+        check_shapes("Falcon", sizes(config), weights)
         read = sum(weights[name].numel() for name in sizes(config))
         super().__init__(layer_spec(FALCON, config), ("post_norm",), config.width, config.vocab, read, packing.dtype)
         self.config, self.block, self.compute = config, config.block, packing.compute
@@ -120,9 +117,7 @@ class Falcon(FeatureHead):
     def sketch(cls, width: int, vocab: int, seed: int) -> "Falcon":
         config = FalconConfig(width=width, vocab=vocab, max_len=512, heads=2, kv_heads=1, head_dim=4, ffn=8,
                               own_head=True)  # fmt: skip
-        stream = torch.Generator().manual_seed(seed)
-        weights = {name: torch.randn(size, generator=stream) for name, size in sizes(config).items()}
-        return cls(config, weights, plain(torch.float32, torch.device("cpu")))
+        return cls(config, sketched(sizes(config), seed), plain(torch.float32, torch.device("cpu")))
 
     def describe(self) -> str:
         return f"falcon, blocks of {self.block}, {self.kv_bytes_per_token} bytes a row"
@@ -195,7 +190,7 @@ class FalconNode:
 
 @dataclass(slots=True)
 class FalconBlock:
-    """What a block put out: the features [k, H] and distributions [k, V] of the k tokens behind it."""
+    """Outputs of a block: features [k, H] and distributions [k, V] of the k tokens after it."""
 
     features: Tensor
     logits: Tensor
@@ -203,7 +198,7 @@ class FalconBlock:
 
 @dataclass(slots=True)
 class FalconState:
-    """What is remembered of a request between steps: the LSTM's state behind its row `row`."""
+    """State of a request between steps: that of the LSTM after its row `row`."""
 
     row: int
     state: tuple[Tensor, Tensor]

@@ -1,4 +1,5 @@
-"""What heads with attention of their own share: a pool of K/V and of the target's features, and trees that grow on it.
+"""Common parts of heads with attention of their own: a pool of K/V and of the target's features, and the trees drafted
+from it.
 
 Row t of such a head reads the token x_t and the target's feature of row t - 1, and says what follows x_t. So it depends
 on the text up to x_t alone, as the target's rows do, and a prefix can be shared with it. Row 0 has no feature before
@@ -168,7 +169,7 @@ class FeatureDrafter(DySpec):
         return super().draft(able, view)
 
     def catch_up(self, ask: Ask, view: View) -> bool:
-        """Store the features of the committed rows that the group lacks. Are they all here now?"""
+        """Store the features of the committed rows that the group lacks. True when none is missing any more."""
         lease, held = ask.txn.lease, view.held[ask.place]
         start, base = lease.frontier[self.group], ask.txn.base
         if base - start > min((len(states) for states in held.values()), default=0):
@@ -195,7 +196,7 @@ class FeatureDrafter(DySpec):
         return out.logits
 
     def entering(self, tree: Tree) -> Tensor:
-        """What the rows that were laid read in addition to their tokens."""
+        """Inputs of the drafted rows in addition to their tokens."""
         if tree.laid is None:
             return torch.stack([tree.states[tree.path(tree.parent[place])] for place in tree.first])
         start, stop = tree.laid
@@ -203,7 +204,8 @@ class FeatureDrafter(DySpec):
         return self.head.before([-1] * (start == 0) + slots)
 
     def learn(self, view: View) -> None:
-        """K/V of the text's rows stays, with their features; that of nodes was made without, and goes."""
+        """Keep the K/V of the text's rows, with their features; drop that of nodes, which was computed without
+        features."""
         for ask in view.asks:
             tree = view.slots.pop(ask.request.id, None)
             if isinstance(tree, tuple):

@@ -191,7 +191,7 @@ class HeadDrafter(TreeDrafter):
         return able and self.sampler.warp(tree.ask.request) is not None
 
     def at_once(self, trees: list[Tree], contexts: Mapping[int, Tensor]) -> bool:
-        """Draft these trees in one native call, a round of a run, if there is one. Was there?"""
+        """Draft these trees in one native call, as a run of one round. False if there is no such call."""
         if not trees:
             return False
         items = [tree.ask.item for tree in trees]

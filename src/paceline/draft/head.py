@@ -64,7 +64,7 @@ class HeadCard:
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """What can be said of a head without its weights. `width`, `vocab`: those of the target that it was made for."""
+    """Facts about a head that need no weights. `width`, `vocab`: those of the target that it was made for."""
 
     method: str
     width: int
@@ -147,8 +147,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def method_of(path: Path) -> str | None:
-    """The format that a directory is of; None for a model, or no such directory. Raises CheckpointError for a head that
-    no method reads."""
+    """Name of a head directory's format; None for a model, or where there is no such directory. Raises CheckpointError
+    for a head that no method reads."""
     if not (path / CONFIG).is_file():
         return None
     config = read_config(path)
@@ -191,7 +191,7 @@ def load_head(path: Path, width: int, vocab: int, packing: Packing, layers: int)
 
 
 def footprint_of(path: Path, packing: Packing) -> Footprint:
-    """What a head takes of memory, for the budget: an upper bound from its headers."""
+    """Memory of a head, for the budget: an upper bound from its headers."""
     files, facts = HeadFiles(path), facts_of(path)
     size, numbers = packing.dtype.itemsize, files.numbers()
     row = 4 * (facts.width * (2 * facts.depth + 16))
@@ -207,7 +207,7 @@ def footprint_of(path: Path, packing: Packing) -> Footprint:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
-    """What a head is made from. Methods add fields, with defaults; all are keys of config.json."""
+    """Configuration of a head. Methods add fields, with defaults; all are keys of config.json."""
 
     width: int
     """Numbers in a hidden state of the target."""
@@ -347,7 +347,7 @@ class Head(nn.Module):
 
     @torch.inference_mode()
     def contexts(self, rows: Rows, hidden: Tensor, following: Tensor) -> Tensor:
-        """What `enrich` makes of rows of texts, whose K/V go to the pool."""
+        """Apply `enrich` to rows of texts; their K/V go to the pool."""
         if self.native_text is not None:
             return self.native_text.contexts(rows, hidden)
         return self.enrich(hidden, following, Paged(self.attend, self.rotary, rows))

@@ -48,7 +48,7 @@ class HeadProposer(TreeProposer):
             return TreeProposer.propose(self, turns)
 
     def enter(self, turns: Sequence[Turn]) -> None:
-        """Take in the rows of the tokens that the run has brought since."""
+        """Read the rows of the tokens that the run has committed since."""
         head, tap = self.drafter.head, self.drafter.head.taps[0]
         if not head.kv_layers:
             self.context.update((turn.place, turn.hidden[tap][-1].clone()) for turn in turns)
@@ -73,7 +73,7 @@ class HeadProposer(TreeProposer):
 
 
 class CompiledHead:
-    """A head as the native library takes it, where all of its matrices and its target lie natively."""
+    """A head in the native library's form, if all of its matrices and its target are packed for it."""
 
     def __init__(self, head: Head, target: Embeds) -> None:
         self.head, self.target = head, getattr(target, "model", None)

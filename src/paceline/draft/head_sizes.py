@@ -1,10 +1,13 @@
-"""Bounds of the numbers in a head's config.json, checked before anything is made of them."""
+"""Bounds of the numbers in a head's config.json and the shapes of its weights, checked before use."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import CheckpointError
 from paceline.model import checks
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 MOST_OF_HEADS: dict[str, int] = {
     "width": 2**20, "target_width": 2**20, "vocab": 2**24, "draft_vocab": 2**24, "max_len": 2**26, "depth": 64,
@@ -23,6 +26,22 @@ def check_sizes(sizes: Mapping[str, Any]) -> None:
             checks.whole(name, value, 0, MOST_OF_HEADS.get(name, 2**26))
         elif isinstance(value, float) and checks.number(name, value) < 0:
             checks.refuse(name, value, "0 or more")
+
+
+def check_shapes(method: str, sizes: Mapping[str, tuple[int, ...]], weights: "Mapping[str, Tensor]") -> None:
+    """Raise CheckpointError for a weight that is missing or has another shape."""
+    for name, size in sizes.items():
+        if name not in weights or tuple(weights[name].shape) != size:
+            has = f"has the shape {tuple(weights[name].shape)}" if name in weights else "is missing"
+            raise CheckpointError(f"Weight {name} of the {method} head {has}, but {size} is expected.")
+
+
+def sketched(sizes: Mapping[str, tuple[int, ...]], seed: int) -> "dict[str, Tensor]":
+    """Random weights of these shapes, for a toy."""
+    import torch
+
+    stream = torch.Generator().manual_seed(seed)
+    return {name: torch.randn(size, generator=stream) for name, size in sizes.items()}
 
 
 def rates_of(value: Any) -> tuple[tuple[float, ...], ...]:

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 SCALE_SUFFIX = "_scale"
-"""What the name of an int8 matrix's scales [outputs, 1] ends with."""
+"""Suffix of the name of an int8 matrix's scales [outputs, 1]."""
 
 
 def shrink(path: Path) -> int:
-    """Rewrite the matrices of a head's directory in int8, with a scale for each output; the bytes of the file now. What
-    serves is then what was rounded, whatever the engine packs it as."""
+    """Rewrite the matrices of a head's directory in int8, with a scale for each output. Returns the new size of the
+    file in bytes. The head then serves the rounded weights, whatever form the engine packs them in."""
     from safetensors.torch import load_file, save_file
 
     out, file = dict[str, Tensor](), path / "model.safetensors"

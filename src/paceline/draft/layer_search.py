@@ -65,7 +65,7 @@ class Search:
     """Sub-layers that are left out."""
     seed: int = 0
     score: float = -1.0
-    """Matchness of `best`, of late; below 0: not measured yet."""
+    """Recent matchness of `best`; below 0: not measured yet."""
     tried: int = 0
     stale: int = 0
     """Suggestions since the last better one."""

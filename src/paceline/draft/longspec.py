@@ -20,13 +20,13 @@ from torch import Tensor
 from paceline.attend.turn import rotate_
 from paceline.cache.txn import Txn
 from paceline.core.component import TARGET, Ability, Embeds, KeySource, Rowless
-from paceline.core.errors import CheckpointError
 from paceline.core.forest import ROOT, Forest, Law
 from paceline.core.registry import Offers
 from paceline.draft import DRAFTERS, Ask, Host, View
 from paceline.draft.dyspec import DySpec
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadConfig, HeadFacts, HeadFiles, need
+from paceline.draft.head_sizes import check_shapes, sketched
 from paceline.draft.native_layers import layer_spec
 from paceline.draft.tree import Tree
 from paceline.model.blocks import FeedForward
@@ -83,10 +83,7 @@ class LongSpec(Rowless):
     abilities = frozenset[Ability]()
 
     def __init__(self, config: LongSpecConfig, weights: Mapping[str, Tensor], packing: Packing) -> None:
-        for name, size in sizes(config).items():
-            if name not in weights or tuple(weights[name].shape) != size:
-                has = tuple(weights[name].shape) if name in weights else None
-                raise CheckpointError(f"Weight {name} of the LongSpec head has the shape {has}; expected is {size}.")
+        check_shapes("LongSpec", sizes(config), weights)
         self.config, self.spec, self.compute = config, layer_spec(LONGSPEC, config), packing.compute
         self.width, self.vocab_size, self.max_len = config.width, config.vocab, config.max_len
         self.weight_bytes = sum(weights[name].numel() for name in sizes(config)) * packing.dtype.itemsize
@@ -127,9 +124,7 @@ class LongSpec(Rowless):
         config = LongSpecConfig(
             width=width, vocab=vocab, max_len=512, heads=2, kv_heads=1, head_dim=2, ffn=8, own_head=True, window=5
         )
-        stream = torch.Generator().manual_seed(seed)
-        weights = {name: torch.randn(size, generator=stream) for name, size in sizes(config).items()}
-        return cls(config, weights, plain(torch.float32, torch.device("cpu")))
+        return cls(config, sketched(sizes(config), seed), plain(torch.float32, torch.device("cpu")))
 
     def describe(self) -> str:
         return f"longspec, a window of {self.config.window} tokens"

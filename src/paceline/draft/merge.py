@@ -33,7 +33,7 @@ LAWS = (Law.SHARED_NOISE, Law.POINT, Law.WITHOUT_REPLACEMENT, Law.SAMPLED)
 
 
 def runs(parts: Iterable[Runs]) -> Runs:
-    """Whether a merged drafter can draft in steps of several passes: where all of its parts can."""
+    """Whether a merged drafter can draft in steps of several passes: true if all of its parts can."""
     kinds = set(parts)
     return False if False in kinds else "greedy" if "greedy" in kinds else True
 
@@ -81,7 +81,7 @@ class MergeMemory:
     ranks: list[int] = field(default_factory=list)
     """Index of each node of the first part's chain among the nodes of the request."""
     beaten: dict[str, int] = field(default_factory=dict)
-    """The latest round in which a part was asked and brought no more than was expected of those before it."""
+    """Latest round in which a part was asked and brought no more than the parts before it were expected to."""
     run: MergedProposer | None = None
     """The proposer that drafts in this step, if the step is a run; it then keeps the fields above itself."""
 

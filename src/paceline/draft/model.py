@@ -76,7 +76,8 @@ class SampledChances:
 
 @dataclass(slots=True)
 class Growing:
-    """A request's draft in the making. `reach`: rows of the text (then of the draft) whose K/V this group has."""
+    """State of a request's draft while it grows. `reach`: rows of the text (then of the draft) whose K/V this group
+    has."""
 
     ask: Ask
     reach: int

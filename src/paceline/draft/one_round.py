@@ -25,7 +25,7 @@ class Opening(NamedTuple):
 
 
 def one_round(table: ProposerTable, openings: Sequence[Opening]) -> list[Draft]:
-    """What the proposer drafts for its texts, all of them, in their order."""
+    """Draft for all texts of the proposer, in their order."""
     found = library()
     assert found is not None, "a table is made only where the library is"
     turns = (CTurn * len(openings))(

@@ -11,9 +11,8 @@ The states are those that the drafter computed anyway, of rows of the text and o
 was not kept, so nothing but the head runs again. New rows are a test before they are a lesson: the adapter drafts while
 it names more of their tokens than the model alone does, or what it began with (`paceline train crossvocab`). A verified
 token is a draw of the target's distribution; cross entropy on draws is, in the mean, its forward KL. A run of several
-passes has no p. The model's own weights never change. What was learned decides what is drafted, never what is said; but
-how far it came in a given time is not repeatable.
-"""
+passes has no p. The model's own weights never change. The adapter decides what is drafted, never what the answer says;
+but how far it came in a given time is not repeatable."""
 
 import atexit
 import threading

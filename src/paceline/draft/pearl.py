@@ -18,7 +18,7 @@ from paceline.draft import DRAFTERS, NEED_DRAFT, Ask, View
 from paceline.draft.model import Growing, ModelDrafter
 
 NO_MIN_CHANCE = MinChance(0.0)
-"""No draft ends early: what is drafted while the pass runs costs no time of its own."""
+"""No draft ends early: drafting while the pass runs costs no extra time."""
 
 
 @DRAFTERS.register(

@@ -204,7 +204,7 @@ def size(chances: Chances, most: int, price: float) -> int:
 
 @dataclass(slots=True)
 class State:
-    """What is remembered of a request: guesses [depth][rank] for the next round, and the round in the making."""
+    """State of a request: guesses [depth][rank] for the next round, and the round under way."""
 
     guesses: list[list[int]] = field(default_factory=list)
     path: dict[int, Ranks] = field(default_factory=dict)

@@ -167,7 +167,7 @@ def adapted(path: Path, config: Mapping[str, Any], method: str) -> dict[str, Any
 
 
 def check_released(path: Path, config: Mapping[str, Any], method: str) -> None:
-    """CheckpointError for a key that is not known, or whose value is of another arithmetic than is computed."""
+    """CheckpointError for an unknown key, or one whose value asks for arithmetic that is not implemented."""
     for key in config:
         if key not in RELEASED_KEYS[method] | SHARED_HEAD_KEYS | INERT_KEYS:
             raise CheckpointError(

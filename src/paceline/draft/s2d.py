@@ -53,7 +53,7 @@ class Ragged:
 
 @dataclass(slots=True)
 class SortedDraft:
-    """A request's draft in the making."""
+    """State of a request's draft while it grows."""
 
     ask: Ask
     kept: Ragged

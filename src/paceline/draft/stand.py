@@ -33,8 +33,8 @@ FORETOLD_TOKENS = 3
 
 @dataclass(slots=True)
 class Growth:
-    """One request's tree in the making. `width`: the children of each place; `tokens`: the last ones on the way to it;
-    `nodes`: its number in the forest."""
+    """State of one request's tree while it grows. `width`: the children of each place; `tokens`: the last ones on the
+    way to it; `nodes`: its number in the forest."""
 
     ask: Ask
     law: Law

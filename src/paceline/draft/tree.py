@@ -51,7 +51,7 @@ class Draws:
 
 @dataclass(slots=True)
 class Tree:
-    """One request's tree in the making. A place is a node's number in order of drawing, or ROOT."""
+    """State of one request's tree while it grows. A place is a node's number in order of drawing, or ROOT."""
 
     ask: Ask
     reach: int

@@ -29,7 +29,7 @@ FIRST_IDS = 512
 HALF_LIFE_TOKENS = 50_000
 """Tokens of text after which a count weighs half."""
 WINDOW_TOKENS = 4096
-"""Latest tokens by which another vocabulary is compared with the present one."""
+"""Number of latest tokens on which a new draft vocabulary is compared with the present one."""
 COMPARED_EVERY = 512
 """Tokens from one comparison to the next."""
 MIN_GAIN = 0.005

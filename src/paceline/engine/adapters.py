@@ -146,7 +146,7 @@ class Adapters:
         return name in self.named or (self.zoo is not None and name in self.zoo.models)
 
     def parts(self, digest: str) -> bool:
-        """Say whether what has this digest has layers of its own."""
+        """Whether the adapter with this digest has layers of its own."""
         return any(it.digest == digest for it in self._all() if isinstance(it.path, tuple))
 
     def _all(self) -> tuple[LoadedAdapter, ...]:

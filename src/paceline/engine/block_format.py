@@ -22,7 +22,7 @@ BlockParts = Mapping[str, tuple[str, bytes]]
 StoredPart = tuple[str, str, bytes]
 """(group, form, bytes). A group may come in several forms: those of engines with other drafts."""
 POPULATE_READ = 23 if sys.platform == "linux" else None
-"""MADV_POPULATE_READ of Linux 5.14: fetch all pages of a map now, and say so where that fails."""
+"""MADV_POPULATE_READ of Linux 5.14: fetch all pages of a mapping now, and report a failure."""
 
 
 class DamagedBlockFile(Exception):
@@ -39,7 +39,7 @@ def distrust(state: os.stat_result, kind: Callable[[int], bool] = stat.S_ISREG) 
 
 
 def distrust_parent(state: os.stat_result) -> str | None:
-    """Why a directory is not to be used below one of this state; None: it may be."""
+    """Reason not to use a directory whose parent has this state; None if it may be used."""
     if state.st_mode & stat.S_ISVTX:  # nobody may rename what is another's
         return None
     return distrust(state, stat.S_ISDIR)
@@ -84,7 +84,7 @@ def parsed(data: bytes | memoryview, size: int) -> tuple[str, list[tuple[str, st
 
 @contextmanager
 def trusted(path: Path) -> Iterator[tuple[int, int]]:
-    """(open handle, bytes) of a file. DamagedBlockFile where it may not be used; OSError."""
+    """(open handle, size in bytes) of a file. DamagedBlockFile if it may not be used; OSError."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
         state = os.fstat(handle)
@@ -115,13 +115,13 @@ def mapped(path: Path) -> memoryview:
 
 
 def content(path: Path, most: int) -> tuple[bytes, int]:
-    """(the first `most` bytes of a file, its size). DamagedBlockFile where it may not be used; OSError."""
+    """(first `most` bytes of a file, its size). DamagedBlockFile if it may not be used; OSError."""
     with trusted(path) as (handle, size):
         return taken(handle, min(most, size)), size
 
 
 def taken(handle: int, size: int) -> bytes:
-    """This number of bytes of a file, from its beginning; fewer where it ends."""
+    """Read this number of bytes from the start of a file; fewer if it is shorter."""
     parts, left, at = list[bytes](), size, 0
     while left and (part := os.pread(handle, left, at)):
         parts.append(part)
@@ -132,8 +132,8 @@ def taken(handle: int, size: int) -> bytes:
 def read_file(
     path: Path, name: bytes, forms: Mapping[str, str], optional: Collection[str] = ()
 ) -> dict[str, bytes] | None:
-    """The bytes of these groups, of these forms; None where one that is not `optional` is not there. DamagedBlockFile,
-    or OSError."""
+    """Bytes of these groups in these forms; None if one that is not `optional` is missing. DamagedBlockFile, or
+    OSError."""
     out = {group: data for group, _, data in stored(path, name, lambda group, form: forms.get(group) == form)}
     return out if forms.keys() - out.keys() <= {*optional} else None
 

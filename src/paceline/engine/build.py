@@ -95,7 +95,7 @@ def build(options: Options) -> tuple[Engine, Text]:
 
 
 def afforded(options: Options, pair: "Pair") -> "tuple[BudgetShape, Pair]":
-    """The sizes of the engine, and the pair without its draft model where `memory` is used better without."""
+    """Sizes of the engine, and the pair, without its draft model if `memory` is better used without it."""
     if options.memory is None:
         return shape_of(options, pair.model, pair.draft), pair
     choice = chosen(options, pair.model, pair.draft, pair.kind)
@@ -130,7 +130,7 @@ def loaded(options: Options, path: Path) -> Decoder:
 
 
 def drafting(options: Options, pair: Pair, model: Decoder, text: Text) -> dict[str, Component]:
-    """The components that draft, by name: each kind of draft is loaded in its own way."""
+    """Components that draft, by name; each kind of draft is loaded in its own way."""
     if pair.draft is None:
         return {} if pair.kind != MTP else {MTP: with_files(Mtp.of(pair.model, model.packing), pair.model)}
     if pair.kind not in (DRAFT, FOREIGN):

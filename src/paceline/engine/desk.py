@@ -124,7 +124,7 @@ class Desk:
         return self.cache.blocks_for(len(request.tokens) + 1) - have
 
     def _filling(self, request: Request) -> int:
-        """Blocks that a running request still takes for the text that it has."""
+        """Blocks that a running request still needs for its present text."""
         return self.cache.blocks_for(len(request.tokens)) - len(lease_of(request).blocks)
 
     def _open(self, request: Request) -> Lease:

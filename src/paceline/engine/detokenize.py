@@ -68,7 +68,7 @@ class Detokenizer:
         return piece
 
     def _known(self, text: str) -> str:
-        """The beginning of `text` that was shown. A prompt that ends within a character shows less than it said."""
+        """The beginning of `text` that was shown. A prompt that ends within a character shows less than its text."""
         known = self._prefix
         while known.endswith(REPLACEMENT) and not text.startswith(known):
             known = known[:-1]

@@ -24,7 +24,7 @@ from paceline.engine.kv import BlockBytes
 
 log = logging.getLogger("paceline")
 DISK_STEP_BYTES = 2 << 20
-"""Bytes of K/V that a step reads for the writer while somebody is served."""
+"""Maximum bytes of K/V that a step reads for the writer while requests run."""
 DISK_QUEUE_BYTES = 64 << 20
 """Bytes that wait for the writer."""
 MOST_KEPT_NAMES = 1024
@@ -46,7 +46,7 @@ class Recall:
     """Place, in the text, of the first block that is read."""
     names: list[bytes]
     forms: dict[str, str]
-    """{group: form} of the groups that the request keeps. Those that may lag are read where they are there."""
+    """{group: form} of the groups that the request keeps. Groups that may lag are read if they are present."""
     until: float
     others: list[Request] = field(default_factory=list)
     """Requests with the same text."""
@@ -56,7 +56,7 @@ class Recall:
 
 
 class DiskCache:
-    """The engine's side: one thread owns it. A writer and a reader of its own wait for the disk."""
+    """The engine's side, owned by one thread. Its writer and reader threads wait for the disk."""
 
     def __init__(
         self, files: BlockFiles, cache: Cache, kv: BlockBytes, groups: Callable[[Request], Sequence[str]]
@@ -110,7 +110,7 @@ class DiskCache:
             self._work.put((name, {group: (self.kv.forms[group], part) for group, part in zip(order, parts)}))
 
     def _keep(self, name: bytes, groups: frozenset[str]) -> None:
-        """Remember what of a block is on disk; blocks whose files are gone are forgotten."""
+        """Note which parts of a block are on disk; forget blocks whose files are gone."""
         self._kept[name] = groups
         if len(self._kept) > 2 * len(self.files) + MOST_KEPT_NAMES:
             self._kept = {each: groups for each, groups in self._kept.items() if self.files.has(each)}
@@ -157,13 +157,13 @@ class DiskCache:
         return self.cache.names(tokens, request.kv_key, request.layout)
 
     def known(self, names: Sequence[bytes], groups: frozenset[str]) -> int:
-        """How many of these blocks, from the first on, are in memory. No use is counted."""
+        """Number of leading blocks that are in memory. Does not count as a use."""
         pool = self.cache.pool
         there = takewhile(lambda n: (at := pool.index.get(n)) is not None and groups <= pool.groups[at], names)
         return sum(1 for _ in there)
 
     def recall(self, request: Request) -> bool:
-        """Begin to read the blocks of a text that are on disk and not in memory; False where there are none."""
+        """Start reading the blocks of a text that are on disk but not in memory; False if there are none."""
         if not self.cache.pool.prefix or self.cache.pool.room < 2:
             return False
         names, groups = self.names(matchable(request), request), frozenset(self.groups(request))
@@ -182,7 +182,8 @@ class DiskCache:
         return True
 
     def arrived(self, wait: bool) -> list[Recall]:
-        """Requests whose blocks were read, or took too long. `wait`: a moment, where nothing else is to do."""
+        """Requests whose blocks have been read, or took too long. `wait`: block for a moment if there is nothing else
+        to do."""
         if not self.pending:
             return []
         with self._changed:
@@ -194,7 +195,7 @@ class DiskCache:
         return found
 
     def give_up(self, request: Request) -> bool:
-        """Let a request arrive now, without the blocks that are being read for it. False if none are."""
+        """Admit a request now, without the blocks that are being read for it. False if none are."""
         for each in self.pending:
             if request in each.others:
                 each.others.remove(request)
@@ -227,7 +228,7 @@ class DiskCache:
         return order, blocks
 
     def _next(self) -> Recall | None:
-        """What is to be read; meanwhile the reader learns what other processes wrote. None: the end."""
+        """Next read; meanwhile the reader learns what other processes wrote. None: the end."""
         while True:
             try:
                 return self._wanted.get(timeout=DISK_REFRESH_S)

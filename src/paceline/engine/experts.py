@@ -1,11 +1,12 @@
-"""A target whose experts are shared out to several processes: what its options allow."""
+"""Options of a target whose experts are split over several processes."""
 
 from pathlib import Path
 
 import torch
 
-from paceline.core.errors import InputError, RefusalError
+from paceline.core.errors import RefusalError
 from paceline.engine.options import Options
+from paceline.engine.processes import check_processes
 from paceline.model.checkpoint import open_tensors, read_config
 from paceline.model.decoder import Decoder
 from paceline.model.spread.group import spread_model
@@ -15,14 +16,7 @@ from paceline.model.stored import stored_bits
 
 
 def check_experts(options: Options) -> None:
-    """Raise InputError or RefusalError where the experts cannot be shared out, whatever the model is."""
-    count = options.expert_parallel
-    if not 1 <= count <= MAX_DEVICES:
-        raise InputError(f"expert_parallel is {count}, but it must be 1 to {MAX_DEVICES} processes.")
-    if count == 1:
-        if options.expert_table is not None:
-            raise InputError("expert_table is given, but expert_parallel is 1; say how many processes there are.")
-        return
+    """Raise InputError or RefusalError for options that do not allow splitting the experts of any model."""
     others = {
         "quantize": options.quantize not in (None, "none"),
         "kv_dtype int8": options.kv_dtype == "int8",
@@ -30,12 +24,12 @@ def check_experts(options: Options) -> None:
         "lora": bool(options.lora),
         f"overlap {options.overlap}": options.overlap != "none",
     }
-    if wrong := [name for name, given in others.items() if given]:
-        raise RefusalError(f"expert_parallel and {wrong[0]} cannot be combined; leave one of them out.")
+    only = {"expert_table": options.expert_table}
+    check_processes("expert_parallel", options.expert_parallel, MAX_DEVICES, others, only)
 
 
 def spread(options: Options, path: Path) -> Decoder:
-    """The target, its experts in `expert_parallel` processes. Without `threads` these share the cores."""
+    """Load the target with its experts in `expert_parallel` processes. Without `threads` these share the cores."""
     spec = read_config(path, options.max_model_len)
     mixtures, count = mixtures_of(spec), options.expert_parallel
     if not mixtures:

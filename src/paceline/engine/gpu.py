@@ -64,7 +64,7 @@ def free_bytes(device: str) -> int:
 
 
 def room_for_blocks(device: str, weights: int, scratch: int) -> int:
-    """Bytes for the K/V cache where nobody said how many. CapacityError where weights and a pass leave nothing."""
+    """Bytes of the K/V cache where no option says how many. CapacityError where weights and a pass leave nothing."""
     free = free_bytes(device)
     if not device.startswith("cuda") or simulated(device):
         return free // 4

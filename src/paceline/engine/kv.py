@@ -11,8 +11,8 @@ class BlockBytes:
     """Reads and writes the blocks of an engine's components. One thread owns it."""
 
     def __init__(self, components: Mapping[str, Component], whole: bool = True) -> None:
-        """`whole`: does each block have all that a text goes on from? Where it may lack a state, it never leaves here,
-        and none comes from elsewhere."""
+        """`whole`: each block has everything that a text continues from. A block that may lack a state is neither sent
+        nor received."""
         self.components = components
         self.groups = forms_of(components)
         self.forms = self.groups if whole else {}
@@ -20,7 +20,7 @@ class BlockBytes:
         self._sizes: dict[tuple[str, int], int] = {}
 
     def alike(self, forms: Mapping[str, str]) -> list[str]:
-        """Groups, sorted, whose K/V fits here: the same form under the same name."""
+        """Sorted groups whose K/V fits here: same name and same form."""
         return sorted(group for group, form in forms.items() if self.forms.get(group) == form)
 
     def size(self, group: str, rows: int) -> int:
@@ -38,7 +38,7 @@ class BlockBytes:
         ]
 
     def write(self, slots: Sequence[int], rows: int, groups: Sequence[str], blocks: Sequence[Sequence[bytes]]) -> None:
-        """Put what `read` gave into slots. InputError where the bytes are not of this number of rows."""
+        """Write the bytes of `read` into slots. InputError if they are not of this number of rows."""
         for number, parts in enumerate(blocks):
             here = list(slots[number * rows : (number + 1) * rows])
             for group, part in zip(groups, parts, strict=True):

@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from paceline.core.errors import InputError, RefusalError
+from paceline.core.errors import InputError
 from paceline.engine.adapters import adapters_of
+from paceline.engine.processes import check_processes
 from paceline.model.checkpoint import resolve
 
 if TYPE_CHECKING:
@@ -17,18 +18,11 @@ MAX_LAYER_PROCESSES = 64
 
 
 def check_layer_options(options: "Options") -> None:
-    """Raise InputError or RefusalError where layers cannot be placed so, whatever the model is."""
+    """Raise InputError or RefusalError for options that do not allow placing the layers of any model."""
     from paceline.model.spread.layers import LAYER_RULES, read_counts
 
-    count = options.layer_processes
-    if not 1 <= count <= MAX_LAYER_PROCESSES:
-        raise InputError(f"layer_processes is {count}, but it must be 1 to {MAX_LAYER_PROCESSES} processes.")
     if options.layer_rule not in LAYER_RULES:
         raise InputError(f"layer_rule is {options.layer_rule!r}, but it must be {' or '.join(LAYER_RULES)}.")
-    if count == 1:
-        if options.layer_counts is not None:
-            raise InputError("layer_counts is given, but layer_processes is 1; say how many processes there are.")
-        return
     others = {
         "expert_parallel": options.expert_parallel > 1,
         "tensor_parallel": options.tensor_parallel > 1,
@@ -38,9 +32,9 @@ def check_layer_options(options: "Options") -> None:
         f"overlap {options.overlap}": options.overlap != "none",
         f"device {options.device}": options.device != "cpu",
     }
-    if wrong := [name for name, given in others.items() if given]:
-        raise RefusalError(f"layer_processes and {wrong[0]} cannot be combined; leave one of them out.")
-    if options.layer_counts is not None:
+    only = {"layer_counts": options.layer_counts}
+    splits = check_processes("layer_processes", options.layer_processes, MAX_LAYER_PROCESSES, others, only)
+    if splits and options.layer_counts is not None:
         read_counts(Path(options.layer_counts))
 
 

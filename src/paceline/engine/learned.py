@@ -1,5 +1,5 @@
-"""What the planner has learned of a pair of models, kept from one start to the next: how often drafts are kept. A later
-start weighs it as a fixed number of rounds, so that texts of another kind soon change it."""
+"""Acceptance rates that the planner has learned for a pair of models, kept from one start to the next. A later start
+weighs them as a fixed number of rounds, so that texts of another kind soon change them."""
 
 import hashlib
 import json
@@ -41,7 +41,7 @@ def recall(options: "Options") -> dict[str, Any] | None:
 
 
 def keep(engine: "Engine", options: "Options") -> None:
-    """Write what is known now; a disk that refuses costs the next start a few tries, no more."""
+    """Write what is known now. If the disk refuses, the next start merely learns again."""
     state = engine.desk.policy.state()
     if not options.keep_learned or state is None or not state["beliefs"]:
         return

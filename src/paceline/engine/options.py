@@ -27,8 +27,8 @@ def _serving(text: str) -> Help:
 
 KeepLearned = Annotated[
     bool,
-    _any("Keep what the planner learns of drafters on disk, under $PACELINE_CACHE, and begin with what was kept. The "
-         "commands that serve and answer do."),
+    _any("Keep what the planner learns about drafters on disk, under $PACELINE_CACHE, for the next start. On by "
+         "default in the commands, off in Python."),
 ]  # fmt: skip
 
 
@@ -44,15 +44,17 @@ class StepOptions:
     block_size: Annotated[
         int,
         _serving(
-            "Tokens of a block of the K/V cache; more where a model keeps a large state with each (see state_memory)."
+            "Tokens in a block of the K/V cache; more where a model keeps a large state with each (see state_memory)."
         ),
     ] = 16
-    max_requests: Annotated[int, _serving("Most samples that are decoded at once; the others wait.")] = 64
+    max_requests: Annotated[int, _serving("Maximum number of samples that are decoded at once; the others wait.")] = 64
     row_budget: Annotated[
         int,
-        _serving("Most rows (tokens of prompts and drafts) of one pass; how many a step has follows from step times."),
+        _serving("Maximum rows (tokens of prompts and drafts) in one pass; the step times decide how many a step has."),
     ] = 2048
-    prefix_cache: Annotated[bool, _serving("Keep the K/V of texts that may begin another.")] = True
+    prefix_cache: Annotated[
+        bool, _serving("Share the K/V of texts that begin alike, and keep it for later requests.")
+    ] = True
     eviction: Annotated[
         str,
         _serving("Which cached prefix to forget when room is needed: 'told' (what clients say comes back stays while "
@@ -70,7 +72,10 @@ class StepOptions:
     ] = "none"  # fmt: skip
     length: Annotated[
         str,
-        _serving("Policy that decides which drafter drafts how many tokens: goodput, or fixed for comparison."),
+        _serving(
+            "Policy that decides which drafter drafts how many tokens: goodput; fixed, for comparison; or specdec, "
+            "by the draft model's acceptance head."
+        ),
     ] = "goodput"
     schedule: Annotated[
         str,
@@ -88,13 +93,13 @@ class StepOptions:
     ] = None  # fmt: skip
     group_size: Annotated[
         int | None,
-        _serving("Most requests that decode in a step, of equal row counts and lengths where possible (EXSPEC). "
+        _serving("Maximum number of requests that decode in a step, alike in rows and lengths where possible (EXSPEC). "
                  "Default: all."),
     ] = None  # fmt: skip
     layer_groups: Annotated[
         int | None,
-        _serving("Groups of layers by which a prompt advances, one a step, for layered. Default: as many as keep "
-                 "tbt_target_ms."),
+        _serving("Number of groups of layers, for schedule layered: a prompt advances by one group a step. Default: "
+                 "as many as keep tbt_target_ms."),
     ] = None  # fmt: skip
     check: Annotated[bool, _serving("Verify the cache's book-keeping after every step (slow).")] = False
 
@@ -120,12 +125,15 @@ class Options(StepOptions):
     ] = None  # fmt: skip
     drafter_settings: Annotated[
         tuple[str, ...],
-        _any("A setting of a drafter, as swift.ratio=0.3; may be repeated. docs/matrix.md lists them. It changes only "
-             "the speed.", "--drafter-set"),
+        _any("A setting of a drafter, such as swift.ratio=0.3; may be repeated. docs/matrix.md lists them. It changes "
+             "only the speed.", "--drafter-set"),
     ] = ()  # fmt: skip
     nodes: Annotated[
         int | None,
-        _any("Drafted tokens a step. Default: the drafter's own number, less when many requests run."),
+        _any(
+            "Maximum number of drafted tokens a step of a request. Default: the drafter's own number, less when many "
+            "requests run."
+        ),
     ] = None
     dtype: Annotated[Dtype, _any("Data type of weights and K/V cache.")] = "bfloat16"
     quantize: Annotated[
@@ -141,17 +149,17 @@ class Options(StepOptions):
     ] = None  # fmt: skip
     draft_vocab: Annotated[
         str | None,
-        _any("Draft from the commonest tokens alone, with less of the head to read: a number of them such as 32k (the "
-             "tokenizer's first; 32k:FILE counts in a text), or learn (learn:8k) from the text that is served. It "
+        _any("Draft from the commonest tokens alone, which reads less of the head: 32k takes the tokenizer's first "
+             "32,000, 32k:FILE those that are commonest in a text, learn (or learn:8k) those of the served text. It "
              "changes only the speed. Default: all tokens."),
     ] = None  # fmt: skip
     kv_dtype: Annotated[
         KvDtype | None,
         _any("int8: keys and values in 8 bits, which leaves room for 1.88 times the tokens. Default: as dtype."),
     ] = None
-    device: Annotated[str, _any("cpu, cuda, cuda:1, ...")] = "cpu"
+    device: Annotated[str, _any("Device of the model: cpu, cuda, cuda:1, ...")] = "cpu"
     threads: Annotated[
-        int | None, _any("CPU threads, for the whole process. Default: as many as torch finds cores.")
+        int | None, _any("CPU threads of the whole process. Default: one for each core that torch finds.")
     ] = None
     max_model_len: Annotated[
         int | None, _any("Longest prompt plus output, in tokens. Default: what the model was trained for.")
@@ -175,18 +183,20 @@ class Options(StepOptions):
         _any("Let the model's layers take the place of a fine-tune's where this report of paceline zoo compare found "
              "them equivalent: the fine-tune's text changes within the report's bound.", "--substitute"),
     ] = ()  # fmt: skip
-    max_loras: Annotated[int, _serving("Most adapters in memory at one time; idle ones go, and are read again.")] = 16
+    max_loras: Annotated[
+        int, _serving("Maximum number of adapters in memory; idle ones are dropped, and read again when needed.")
+    ] = 16
     lora_memory: Annotated[
-        str | int | None, _serving("Bytes for all adapters in memory, such as 512M. Default: max_loras alone limits.")
+        str | int | None, _serving("Bytes for all adapters in memory, such as 512M. Default: no limit but max_loras.")
     ] = None
     tensor_parallel: Annotated[
         int,
-        _any("Processes, or GPUs, that share each matrix by its outputs; 1: all is in this one."),
+        _any("Processes, or GPUs, over which each matrix is split by its outputs; 1: no split."),
     ] = 1  # fmt: skip
     expert_parallel: Annotated[
         int,
-        _any("Processes that share the experts of a mixture, each with memory of its own (in dtype, without "
-             "quantization); 1: all are in this one."),
+        _any("Processes over which the experts of a mixture are split, each with memory of its own (in dtype, without "
+             "quantization); 1: no split."),
     ] = 1  # fmt: skip
     expert_table: Annotated[
         Path | str | None,
@@ -194,17 +204,17 @@ class Options(StepOptions):
     ] = None  # fmt: skip
     layer_processes: Annotated[
         int,
-        _any("Processes over which the layers of the model and of its zoo are placed (Ray); 1: all are in this one."),
+        _any("Processes over which the layers of the model and of its zoo are placed (Ray); 1: no split."),
     ] = 1  # fmt: skip
     layer_rule: Annotated[
         str,
-        _any("Where layers are placed: greedy, next to those that texts pass before and behind them, or best_fit, by "
+        _any("How layers are placed: greedy, near the layers that texts pass before and after them; or best_fit, by "
              "memory alone."),
     ] = "greedy"  # fmt: skip
     layer_counts: Annotated[
         Path | str | None,
-        _any("File with how many rows passed each chain of layers: read at the start, to place layers by, and added to "
-             "in the end. Default: all models of the zoo alike."),
+        _any("File that counts the rows of each chain of layers: read at the start to place layers by, updated at the "
+             "end. Default: all models of the zoo count alike."),
     ] = None  # fmt: skip
     memory: Annotated[
         str | int | None,
@@ -215,8 +225,8 @@ class Options(StepOptions):
     ] = None  # fmt: skip
     state_memory: Annotated[
         str | int | None,
-        _any("Bytes for the states of recurrent layers that other texts may go on from, such as 512M; those of texts "
-             "that run come in addition. The least shared and longest unused go first. Default: a state for each "
+        _any("Bytes for the states of recurrent layers that other texts may continue from, such as 512M; those of "
+             "running texts come in addition. The least shared and longest unused go first. Default: a state for each "
              "block, and larger blocks where states are large."),
     ] = None  # fmt: skip
     blocks: Annotated[int | None, _any("Blocks of the K/V cache. Default: as many as memory leaves room for.")] = None
@@ -226,14 +236,14 @@ class Options(StepOptions):
     ] = True
     late_weights: Annotated[
         bool,
-        _serving("Where packed weights are kept, begin before they lie in memory; the first passes are slower, and the "
-                 "first token is there sooner."),
+        _serving("Start before packed weights have been read from disk: the first token comes sooner, the first passes "
+                 "are slower."),
     ] = False  # fmt: skip
     keep_learned: KeepLearned = False
     online: Annotated[
         float,
         _any("Share of a core with which a draft model of another vocabulary (drafter crossvocab) learns from the "
-             "verified text in the background; 0: it does not."),
+             "verified text in the background; 0: it does not learn."),
     ] = 0.0  # fmt: skip
     revision: Annotated[str | None, _any("Branch, tag or commit of the model on the hub.")] = None
     token: Annotated[str | None, _any("Access token of the hub. Default: the saved login.")] = None

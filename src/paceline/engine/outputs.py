@@ -17,9 +17,9 @@ class Completion:
     token_ids: list[int]
     """The output as token ids, with the one that ended it."""
     finish_reason: FinishReason
-    """stop (end of sequence, stop text or id), length, abort, error, or parked: it goes on where it is resumed."""
+    """stop (end of sequence, stop text or id), length, abort, error, or parked (continued where it is resumed)."""
     seed: int
-    """The seed used: given with the same prompt and parameters it makes the same text again."""
+    """Seed that was used; with the same prompt and parameters it repeats the text."""
     stats: SpecStats
     """Counts of what speculation did for this sample."""
     logprobs: list[TokenLogprob] | None = None
@@ -32,7 +32,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class RequestOutput:
-    """All samples of one prompt. `text`, `token_ids`, `stats`, ... speak of the first."""
+    """All samples of one prompt. `text`, `token_ids`, `stats`, ... are those of the first."""
 
     prompt: str | None
     """The prompt as it was given; None if it was given as token ids or as a conversation."""
@@ -130,7 +130,7 @@ class Follower:
         self._tokens, self._text = tokens, characters
 
     def news(self) -> Chunk | None:
-        """What came since the last call; None when there is nothing to show and the request goes on."""
+        """Output since the last call; None if there is nothing to show and the request continues."""
         request = self.request
         text, tokens = request.text[self._text :], request.output[self._tokens :]
         if not tokens and not text and request.finish is None:

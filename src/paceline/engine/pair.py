@@ -128,7 +128,7 @@ def check_pair(drafter: str, verifier: str, have: set[str]) -> None:
 
 
 def check_draft_vocab(options: Options, pair: "Pair") -> None:
-    """Raise InputError or RefusalError where there is nothing that would draft from a vocabulary of its own."""
+    """Raise InputError or RefusalError if no drafter here can use a draft vocabulary."""
     if options.draft_vocab is None:
         return
     wish_of(options.draft_vocab)

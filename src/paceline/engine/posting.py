@@ -1,4 +1,4 @@
-"""What a thread does in an event loop of another thread: calls, and the ends of futures."""
+"""Calls and results of futures posted to the event loop of another thread."""
 
 import asyncio
 from collections.abc import Callable
@@ -8,7 +8,7 @@ T = TypeVar("T")
 
 
 def post(loop: asyncio.AbstractEventLoop, function: Callable[..., object], *args: object) -> bool:
-    """Call `function` in the loop's thread; False when the loop is closed, which is no reason for an engine to die."""
+    """Call `function` in the loop's thread. Returns False if the loop is closed, which must not end the engine."""
     try:
         loop.call_soon_threadsafe(function, *args)
     except RuntimeError:
@@ -23,6 +23,6 @@ def done(future: asyncio.Future[T], result: T) -> None:
 
 
 def fail(future: asyncio.Future[Any], error: BaseException) -> None:
-    """Raise an error in who waits for a future, unless its caller gave it up."""
+    """Raise an error in the waiter of a future, unless it was cancelled."""
     if not future.cancelled():
         future.set_exception(error)

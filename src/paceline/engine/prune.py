@@ -47,6 +47,6 @@ def stays(part: Forest, node: int, items: Sequence[Item]) -> bool:
 
 
 def drawn(part: Forest, node: int, items: Sequence[Item]) -> bool:
-    """Is it a candidate whose q is looked at?"""
+    """Whether a rule reads the q of this candidate."""
     guarantee = VERIFIERS.card(items[part.request[node]].verifier).guarantee
     return part.role[node] is not PROBE and part.law[node] is not Law.POINT and guarantee != "text"

@@ -6,8 +6,9 @@ from pathlib import Path
 import torch
 
 from paceline.attend.device import simulated
-from paceline.core.errors import InputError, RefusalError
+from paceline.core.errors import InputError
 from paceline.engine.options import Options
+from paceline.engine.processes import check_processes
 from paceline.model.checkpoint import read_config
 from paceline.model.decoder import Decoder
 from paceline.model.footprint import Footprint
@@ -18,12 +19,8 @@ MAX_RANKS = 64
 
 
 def check_ranks(options: Options) -> None:
-    """Raise InputError or RefusalError where a model cannot be cut so, whatever it is."""
+    """Raise InputError or RefusalError for options that do not allow cutting the matrices of any model."""
     count = options.tensor_parallel
-    if not 1 <= count <= MAX_RANKS:
-        raise InputError(f"tensor_parallel is {count}, but it must be 1 to {MAX_RANKS} processes.")
-    if count == 1:
-        return
     others = {
         "expert_parallel": options.expert_parallel > 1,
         "kv_dtype int8": options.kv_dtype == "int8",
@@ -33,9 +30,8 @@ def check_ranks(options: Options) -> None:
         f"overlap {options.overlap}": options.overlap != "none",
         "quantize on a CPU": options.quantize not in (None, "none") and options.device == "cpu",
     }
-    if wrong := [name for name, given in others.items() if given]:
-        raise RefusalError(f"tensor_parallel and {wrong[0]} cannot be combined; leave one of them out.")
-    if options.device.startswith("cuda") and not simulated(options.device):
+    splits = check_processes("tensor_parallel", count, MAX_RANKS, others)
+    if splits and options.device.startswith("cuda") and not simulated(options.device):
         if ":" in options.device:
             raise InputError(
                 f"tensor_parallel takes GPUs 0 to {count - 1}, but device is {options.device!r}; use cuda."

@@ -65,5 +65,5 @@ class Recorder:
     def ran(
         self, results: Sequence[Result], found: Sequence[Note], work: Work, parts: Sequence[Drafting], times: Times
     ) -> None:
-        """The step is done: outputs have grown, the finished have left. `found`: what merged drafters said of their
-        parts."""
+        """The step is done: outputs have grown, the finished have left. `found`: what merged drafters report about
+        their parts."""

@@ -372,7 +372,7 @@ def drawn_out(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def compile_template(template: object) -> None:
-    """Compile it now, once, if it is a text. What is wrong with it is said where it is used."""
+    """Compile it now, once, if it is a text. An error in it is raised where it is used."""
     from transformers.utils import chat_template_utils
 
     if isinstance(template, str):

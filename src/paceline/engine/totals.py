@@ -1,4 +1,4 @@
-"""What an engine has done so far: written by its thread alone, read by others as a frozen `Snapshot`."""
+"""Counters of an engine: written by its thread alone, read by others as a frozen `Snapshot`."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -49,25 +49,27 @@ class Totals:
         stats.generated += generated
 
     def account(self, account: Account | None, why: tuple[str, ...]) -> None:
-        """Take over the policy's account, if it keeps one, and the reasons of its decision."""
+        """Copy the policy's account, if it keeps one, and the reasons of its decision."""
         if account is not None:
             self.saved_s, self.busy_s, self.stopped, self.stopped_keys = account
         self.why = why or self.why
 
     @property
     def saved_words(self) -> str:
-        """The account in words."""
-        plain = f"the {max(0.0, self.saved_s + self.busy_s):.1f} s that plain decoding takes"
+        """The account in words, to a tenth of a second; below 10 s to a hundredth."""
+        digits = 1 if self.busy_s >= 10 else 2
+        saved, busy = f"{abs(self.saved_s):.{digits}f} s", f"{self.busy_s:.{digits}f} s"
+        plain = f"the {max(0.0, self.saved_s + self.busy_s):.{digits}f} s that plain decoding takes"
         if self.saved_s < 0.0:
-            return f"speculation lost {-self.saved_s:.1f} s: {self.busy_s:.1f} s instead of {plain}"
-        return f"speculation saved {self.saved_s:.1f} s of {plain}"
+            return f"speculation lost {saved}: {busy} instead of {plain}"
+        return f"speculation saved {saved} of {plain}"
 
     def failed(self, drafter: str, count: int = 1) -> None:
         """Count failures of a drafter."""
         self.drafter_errors[drafter] = self.drafter_errors.get(drafter, 0) + count
 
     def retired(self) -> "Totals":
-        """Counters of an engine that has gone, without what is about the present."""
+        """Counters of an engine that has ended, without the gauges."""
         return replace(self, stopped=False, stopped_keys=0, why=())
 
     def copy(self) -> "Totals":
@@ -91,8 +93,8 @@ class Snapshot:
     expert_loads: int = 0
     """How often the weights of an expert of a mixture were read."""
     gpu: Mapping[str, int | str] = field(default_factory=dict)
-    """What became of passes on a GPU: how many were captured as graphs, replayed, and run kernel by kernel (`eager`),
-    and why none is captured any more (`failed`)."""
+    """Passes on a GPU: how many were captured as graphs, replayed, or run kernel by kernel (`eager`), and why capturing
+    stopped (`failed`)."""
     block_size: int = 0
     """Tokens of a block; 0: there are none, or of several sizes."""
     prefix: bool = False

@@ -204,7 +204,7 @@ class Transfers:
 
 
 def is_piece(packed: bytes) -> bool:
-    """Is it what `Peek` gave? InputError for damaged bytes."""
+    """Whether these are bytes of `Peek`. InputError for damaged bytes."""
     return opened(packed)[0].startswith(PIECE_HEADER)
 
 

@@ -1,4 +1,4 @@
-"""Fine-tunes of an engine's model, by name: what is equal in them is in memory once (BlockLLM, arXiv 2404.18322)."""
+"""Fine-tunes of an engine's model, by name; equal matrices are in memory once (BlockLLM, arXiv 2404.18322)."""
 
 import logging
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("paceline")
 MOST_CHAINS = 256
-"""Chains that are remembered by their own names; the one that is unused for longest goes first."""
+"""Maximum number of chains remembered by their own names; the least recently used goes first."""
 
 
 class Zoo:
@@ -44,7 +44,7 @@ class Zoo:
         return (Link(name, 0, len(self.base.spec.layers)),)
 
     def _substituted(self, name: str, decoder: "Decoder") -> "Decoder":
-        """With the base's layers where they may take the place of its own: those leave memory."""
+        """Replace its layers by the base's where allowed; the replaced ones leave memory."""
         own, its = decoder.weights.sections, self.base.weights.sections
         gone = [
             i for i in range(len(own) - 2) if self.substitutes.get(own[i + 1], own[i + 1]) == its[i + 1] != own[i + 1]

@@ -5,16 +5,16 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from paceline.reason.cues import Cues
     from paceline.reason.ensemble import Ensemble, PolicyAnswer
-    from paceline.reason.mentor import MentorWishes
-    from paceline.reason.steps import StepWishes
+    from paceline.reason.mentor import MentorSettings
+    from paceline.reason.steps import StepSettings
 
-__all__ = ["Cues", "Ensemble", "MentorWishes", "PolicyAnswer", "StepWishes"]
+__all__ = ["Cues", "Ensemble", "MentorSettings", "PolicyAnswer", "StepSettings"]
 _HOMES = {
     "Cues": "cues",
     "Ensemble": "ensemble",
     "PolicyAnswer": "ensemble",
-    "MentorWishes": "mentor",
-    "StepWishes": "steps",
+    "MentorSettings": "mentor",
+    "StepSettings": "steps",
 }
 
 

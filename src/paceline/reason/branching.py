@@ -34,7 +34,7 @@ class BranchNode:
     start: int = 0
     """Tokens of the output that came before this branch."""
     room: int = 0
-    """Tokens that it may have of its own, its branches' included: all of them must fit the context together."""
+    """Maximum tokens of its own, its branches included: all of them must fit the context together."""
     header: int = 0
     """Tokens of the output up to the end of those that a branch begins with."""
     mind: Any = None

@@ -16,15 +16,15 @@ from paceline.engine.options import Options
 from paceline.engine.outputs import Follower
 from paceline.engine.pair import paths
 from paceline.reason.judge import DraftJudge, ids
-from paceline.reason.mentor import Mentor, MentorWishes
+from paceline.reason.mentor import Mentor, MentorSettings
 from paceline.reason.pen import ForeignPen
 from paceline.reason.runner import BASE, SMALL, Policy, Runner
-from paceline.reason.steps import StepwiseAnswer, StepWishes
+from paceline.reason.steps import StepSettings, StepwiseAnswer
 
 if TYPE_CHECKING:
     from paceline.engine.text import Message, Text
 
-Wishes = StepWishes | MentorWishes
+PolicySettings = StepSettings | MentorSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class Ensemble:
     """A base model and a small one that answer together.
 
     with Ensemble("path/of/base", small="path/of/small", memory="6G") as pair:
-        answer = pair.chat([{"role": "user", "content": "..."}], StepWishes(tau=7))
+        answer = pair.chat([{"role": "user", "content": "..."}], StepSettings(tau=7))
 
     Keyword arguments are the fields of `Options`, of both models; `draft` and `drafter` are the base model's. Raises
     what `LLM` raises.
@@ -60,7 +60,7 @@ class Ensemble:
             raise
 
     def close(self) -> None:
-        """End what is unfinished and let go of the models. Harmless when repeated."""
+        """Abort unfinished requests and release the models. May be called again."""
         self.runner.close()
         self.runner.engines.clear()
         self.llm.close()
@@ -72,24 +72,30 @@ class Ensemble:
         self.close()
 
     def chat(
-        self, messages: "Sequence[Message]", wishes: Wishes | None = None, params: SamplingParams | None = None
+        self,
+        messages: "Sequence[Message]",
+        settings: PolicySettings | None = None,
+        params: SamplingParams | None = None,
     ) -> PolicyAnswer:
-        """The answer to a conversation; by steps where nothing else is wished."""
-        policy = self.policy(wishes or StepWishes(), messages)
+        """Answer a conversation, by steps unless another policy is given."""
+        policy = self.policy(settings or StepSettings(), messages)
         return self._finish(self._begin(self.llm.text.chat(messages), policy, params), policy)
 
     def generate(
-        self, prompt: str | Sequence[int], wishes: Wishes | None = None, params: SamplingParams | None = None
+        self, prompt: str | Sequence[int], settings: PolicySettings | None = None, params: SamplingParams | None = None
     ) -> PolicyAnswer:
         """Answer a plain prompt (text, or token ids of the base model), as `chat` does a conversation."""
-        policy = self.policy(wishes or StepWishes(), None, prompt)
+        policy = self.policy(settings or StepSettings(), None, prompt)
         return self._finish(self._begin(self.llm.ids(prompt), policy, params), policy)
 
     def stream(
-        self, messages: "Sequence[Message]", wishes: Wishes | None = None, params: SamplingParams | None = None
+        self,
+        messages: "Sequence[Message]",
+        settings: PolicySettings | None = None,
+        params: SamplingParams | None = None,
     ) -> Iterator[tuple[str, str]]:
         """(text, author) of a conversation's answer as it is accepted; closing the iterator ends everything."""
-        policy = self.policy(wishes or StepWishes(), messages)
+        policy = self.policy(settings or StepSettings(), messages)
         request = self._begin(self.llm.text.chat(messages), policy, params)
         follower = Follower(request, 0)
         try:
@@ -103,9 +109,11 @@ class Ensemble:
         finally:
             self.runner.abort(request)
 
-    def policy(self, wishes: Wishes, messages: "Sequence[Message] | None", prompt: str | Sequence[int] = "") -> Policy:
-        """What writes one answer. RefusalError for what these models cannot do."""
-        return make(self.runner, self.llm.text, wishes, messages, prompt)
+    def policy(
+        self, settings: PolicySettings, messages: "Sequence[Message] | None", prompt: str | Sequence[int] = ""
+    ) -> Policy:
+        """The policy that writes one answer. RefusalError for one that these models cannot run."""
+        return make(self.runner, self.llm.text, settings, messages, prompt)
 
     def _begin(self, prompt: list[int], policy: Policy, params: SamplingParams | None) -> Request:
         wish = (params or SamplingParams()).resolve(self.llm.text.defaults)
@@ -123,15 +131,19 @@ class Ensemble:
 
 
 def make(
-    runner: Runner, text: "Text", wishes: Wishes, messages: "Sequence[Message] | None", prompt: str | Sequence[int] = ""
+    runner: Runner,
+    text: "Text",
+    settings: PolicySettings,
+    messages: "Sequence[Message] | None",
+    prompt: str | Sequence[int] = "",
 ) -> Policy:
     """A policy for one answer of these engines; `text`: the base model's. RefusalError for what they cannot do."""
     other = runner.texts.get(SMALL)
     same = other is None or vocabulary(text) == vocabulary(other)
-    if isinstance(wishes, MentorWishes):
+    if isinstance(settings, MentorSettings):
         if not same:
             raise RefusalError("The small model has another tokenizer, and mentor hands over token ids; use steps.")
-        return Mentor(wishes)
+        return Mentor(settings)
     foreign = None
     if other is not None and not same:
         own = (
@@ -140,7 +152,7 @@ def make(
             else other.encode(prompt if isinstance(prompt, str) else text.decode(prompt))
         )
         foreign = ForeignPen(own, lambda it: ids(other, it), lambda it: plain(other, it), lambda it: ids(text, it))
-    return StepwiseAnswer(DraftJudge.of(text, messages, wishes.score), wishes, foreign)
+    return StepwiseAnswer(DraftJudge.of(text, messages, settings.score), settings, foreign)
 
 
 def plain(text: "Text", tokens: Sequence[int]) -> str:

@@ -30,8 +30,8 @@ CHECK = "Let me check what I have so far.\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class MentorWishes:
-    """When and for how long the mentor writes; tokens. InputError for values out of range."""
+class MentorSettings:
+    """When the mentor writes, and how many tokens. InputError for values out of range."""
 
     peek: int = 20
     """Tokens that are classified, and the mentor's in their place."""
@@ -44,13 +44,13 @@ class MentorWishes:
     choose: str = "mentor"
     """Rule that picks the peek: the `mentor`'s always, or the mentor's only where both are of `opposite` sign."""
     excess: int = 15
-    """Reflections that are too many; it grows by 5 each time, to 30."""
+    """Number of reflections after which the mentor recapitulates; it grows by 5 each time, to 30."""
     recap: int = 125
     """Tokens of a recapitulation; it grows by 25 each time, to 200."""
     check: str = CHECK
     """What is written before a recapitulation."""
     budget: int | None = None
-    """Tokens that the mentor may write; then the small model goes on alone. None: no limit."""
+    """Maximum tokens that the mentor writes; then the small model continues alone. None: no limit."""
     deadline_s: float | None = None
     cues: Cues = field(default_factory=Cues)
     separator: str = SEPARATOR
@@ -71,7 +71,7 @@ class MentorWishes:
 class Mentor:
     """One answer with a mentor."""
 
-    wishes: MentorWishes = field(default_factory=MentorWishes)
+    settings: MentorSettings = field(default_factory=MentorSettings)
     name: str = "reasoning"
     kind: str = "mentor"
     level: Level = field(default_factory=Level)
@@ -83,11 +83,11 @@ class Mentor:
     spent: int = 0
 
     def __post_init__(self) -> None:
-        self.excess, self.recap = self.wishes.excess, self.wishes.recap
+        self.excess, self.recap = self.settings.excess, self.settings.recap
 
     @property
     def deadline_s(self) -> float | None:
-        return self.wishes.deadline_s
+        return self.settings.deadline_s
 
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         need_small(engines)
@@ -95,8 +95,8 @@ class Mentor:
     def script(self, stage: Stage) -> Script:
         text = stage.transcript
         student, mentor = Pen(stage, SMALL, self.log), Pen(stage, BASE, self.log, stage.params.drafter)
-        if self.wishes.begin:
-            yield from self.burst(mentor, self.wishes.begin, "begin")
+        if self.settings.begin:
+            yield from self.burst(mentor, self.settings.begin, "begin")
         while text.open:
             peek = yield from self.study(student)
             if peek is None or not text.open:
@@ -114,7 +114,7 @@ class Mentor:
         before, begun = len(text.tokens), stage.clock()
         request = pen.begin(text.left)
         words = Detokenizer(stage.engines[SMALL].session.tokenizer, True, [*text.prompt, *text.tokens])
-        reader = Breaks(words, text.text.rsplit(self.wishes.separator, 1)[-1], self.wishes.separator)
+        reader = Breaks(words, text.text.rsplit(self.settings.separator, 1)[-1], self.settings.separator)
         needed = None
         try:
             while needed is None and text.open:
@@ -132,7 +132,7 @@ class Mentor:
 
     def read(self, request: Request, reader: "Breaks", pen: Pen, before: int, ended: bool) -> PenPart | None:
         """Take in what the student wrote, up to a peek that is not complete; the peek that needs the mentor."""
-        text, wish = pen.stage.transcript, self.wishes
+        text, wish = pen.stage.transcript, self.settings
         new = request.output[before:]
         while text.open:
             at = reader.next(new, len(text.tokens) - before)
@@ -167,10 +167,10 @@ class Mentor:
 
     def take(self, pen: Pen, peek: PenPart) -> Script:
         """A cue: whose peek stands, and is it verified?"""
-        text, cues = pen.stage.transcript, self.wishes.cues
-        part = yield from pen.write(min(self.wishes.peek, text.left), "peek")
+        text, cues = pen.stage.transcript, self.settings.cues
+        part = yield from pen.write(min(self.settings.peek, text.left), "peek")
         opposite = cues.sentiment(part.text) * cues.sentiment(peek.text) < 0
-        taken, winner = self.wishes.choose == "mentor" or opposite, peek
+        taken, winner = self.settings.choose == "mentor" or opposite, peek
         if taken:
             winner = part
             self.rollbacks.append({"at": len(text.tokens), "tokens": len(peek.tokens), "text": peek.text})
@@ -178,14 +178,14 @@ class Mentor:
         else:
             self.keep(text.add(peek.tokens, SMALL))
         self.reflections += cues.sentiment(winner.text) < 0
-        if text.open and cues.verifies(winner.text) and self.wishes.verify:
-            yield from self.burst(pen, self.wishes.verify, "verify")
+        if text.open and cues.verifies(winner.text) and self.settings.verify:
+            yield from self.burst(pen, self.settings.verify, "verify")
 
     def recapitulate(self, pen: Pen) -> Script:
         """Too many reflections: the mentor takes stock, and next time at more length."""
         text = pen.stage.transcript
-        if self.wishes.check:
-            text.add(pen.encode(self.wishes.check), "mentor", why="recap")
+        if self.settings.check:
+            text.add(pen.encode(self.settings.check), "mentor", why="recap")
         if text.open:
             yield from self.burst(pen, self.recap, "recap")
         self.reflections, self.recap, self.excess = 0, min(self.recap + 25, 200), min(self.excess + 5, 30)
@@ -203,11 +203,11 @@ class Breaks:
     """The text since the last break."""
     separator: str = SEPARATOR
     found: deque[int] = field(default_factory=deque)
-    """Tokens up to and with each blank line behind some text; those not handled yet."""
+    """Token counts up to and including each blank line after some text, of those not handled yet."""
     _read: int = 0
 
     def next(self, tokens: list[int], least: int) -> int | None:
-        """The first break that is left, with at least `least` tokens before it: others lie in what was accepted."""
+        """The first remaining break with at least `least` tokens before it; earlier ones lie in accepted text."""
         for token in tokens[self._read :]:
             self._read += 1
             self.tail += self.detokenizer.push(token)

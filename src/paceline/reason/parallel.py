@@ -346,7 +346,7 @@ def lines(most: int) -> str:
 
 
 def writes_tags(tokenizer: Any) -> bool:
-    """Has the model tags of its own, as one that was trained to write in parallel has?"""
+    """Whether the model has tags of its own, as one that was trained to write in parallel does."""
     vocabulary = tokenizer.get_vocab()
     return all(f"<{name}>" in vocabulary for name in TAG_NAMES)
 

@@ -33,7 +33,7 @@ early (a deadline, a client that left) it gives back in `finally` what it holds 
 
 @dataclass(eq=False)
 class Stage:
-    """One answer in the making: all that a policy works with."""
+    """One answer while it is written: everything that a policy works with."""
 
     transcript: Transcript
     params: SamplingParams
@@ -117,7 +117,7 @@ class Runner:
         return bool(self.runs)
 
     def step(self) -> None:
-        """A step of each engine of its own that has work, then each policy goes on."""
+        """Step each of its own engines that has work, then continue each policy."""
         for engine in self._mine:
             if engine.busy:
                 engine.step()

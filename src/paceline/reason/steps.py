@@ -26,7 +26,7 @@ SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
-class StepWishes:
+class StepSettings:
     """How steps are judged. InputError for values out of range."""
 
     tau: float = 7.0
@@ -72,7 +72,7 @@ class StepwiseAnswer:
     """One answer by steps."""
 
     judge: DraftJudge
-    wishes: StepWishes = field(default_factory=StepWishes)
+    settings: StepSettings = field(default_factory=StepSettings)
     foreign: ForeignPen | None = None
     """Translation to the small model's tokens, if its tokenizer is another."""
     name: str = "reasoning"
@@ -85,7 +85,7 @@ class StepwiseAnswer:
 
     @property
     def deadline_s(self) -> float | None:
-        return self.wishes.deadline_s
+        return self.settings.deadline_s
 
     def check(self, params: SamplingParams, engines: Mapping[str, Engine]) -> None:
         need_small(engines)
@@ -94,7 +94,7 @@ class StepwiseAnswer:
                 raise RefusalError(f"{name} speaks of tokens, and the small model has others; leave it out.")
 
     def script(self, stage: Stage) -> Script:
-        text, wish = stage.transcript, self.wishes
+        text, wish = stage.transcript, self.settings
         base = Pen(stage, BASE, self.log, stage.params.drafter if wish.speculate else "none")
         small = Pen(stage, SMALL, self.log, foreign=self.foreign)
         count, spent, same, last = 0, 0, 0, ""
@@ -122,10 +122,10 @@ class StepwiseAnswer:
 
     def step(self, pen: Pen, why: str) -> Generator[None, None, PenPart]:
         """The next step: at least some text, up to a blank line, the end, or the limit."""
-        most = min(self.wishes.step_tokens, pen.stage.transcript.left)
+        most = min(self.settings.step_tokens, pen.stage.transcript.left)
         tokens, said = list[int](), ""
         while True:
-            part = yield from pen.write(most - len(tokens), why, (self.wishes.separator,), tokens)
+            part = yield from pen.write(most - len(tokens), why, (self.settings.separator,), tokens)
             tokens, said = [*tokens, *part.tokens], said + part.text
             if part.ended or part.cut or said.strip() or not part.tokens or len(tokens) >= most:
                 return PenPart(tokens, said, part.ended, part.cut)
@@ -146,7 +146,7 @@ class StepwiseAnswer:
         finally:
             engine.abort(request)
         base.note(request, 0, begun, "judge")
-        wished = self.wishes
+        wished = self.settings
         return score(request.logprobs[0].top, self.judge.digits, wished.score, wished.scale, wished.shift)
 
     def judged(self, accepted: bool, text: Transcript, grade: float, part: PenPart) -> None:

@@ -1,4 +1,4 @@
-"""`Encoder`: texts to vectors of unit length, and a name by which an index knows whose vectors it has."""
+"""`Encoder`: texts to vectors of unit length, and a name that an index stores next to its vectors."""
 
 import hashlib
 import re

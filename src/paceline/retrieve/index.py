@@ -64,7 +64,7 @@ class PassageIndex:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The retrievers that it has what they need for."""
+        """Names of the retrievers that can run on it."""
         files = {"exact": "vectors.npy", "hnsw": "hnsw.faiss", "bm25": "bm25.npz"}
         return tuple(kind for kind in INDEX_KINDS if (self.path / files[kind]).is_file())
 

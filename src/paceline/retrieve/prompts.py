@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 TEMPLATE_FIELD = re.compile(r"\{(question|passage|title)\}")
 PASSAGE_SLACK_TOKENS = 16
-"""Tokens that a passage may have more within its prompt than alone."""
+"""Maximum number of extra tokens of a passage within its prompt over the passage alone."""
 
 
 class QuestionPrompts:
@@ -56,7 +56,7 @@ class QuestionPrompts:
 
     @property
     def longest(self) -> int:
-        """No prompt has more tokens, titles of `PASSAGE_SLACK_TOKENS` tokens granted."""
+        """Upper bound of a prompt's tokens, with `PASSAGE_SLACK_TOKENS` tokens for a title."""
         return len(self._read(self._filled("", ""))) + self.wish.passage_tokens + PASSAGE_SLACK_TOKENS
 
     def query(self, output: Sequence[int]) -> str:

@@ -16,7 +16,8 @@ class Retrieval:
     every: int = 4
     """Tokens between two retrievals."""
     stride: int | None = None
-    """Retrievals that are speculated before one call verifies them; None: the optimal number (OS3); 1: none."""
+    """Number of retrievals that are guessed before one call verifies them; None: the optimal number (OS3); 1: no
+    guessing."""
     retriever: str | None = None
     """exact, hnsw or bm25; None: the first that the index has."""
     prefetch: int = 20
@@ -28,7 +29,7 @@ class Retrieval:
     passage_tokens: int = 256
     """Maximum tokens of a passage; a longer one is cut."""
     template: str = TEMPLATE
-    """What the model reads in place of the question; {question}, {passage} and {title} stand for themselves."""
+    """Template of what the model reads in place of the question, with {question}, {passage} and {title}."""
     cap: float = 0.6
     """OS3's highest estimate of the chance that a speculated retrieval is right."""
     window: int = 5

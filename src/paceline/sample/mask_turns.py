@@ -71,7 +71,7 @@ class MaskTurns:
 
     def held(self, wanted: Sequence[tuple[Request, Place]], alone: bool) -> list[int]:
         """Compute masks, and name the requests that must wait for theirs: the client that owes least comes first, and
-        of its requests the one with the shortest output. `alone`: all that run are of one client."""
+        of its requests the one with the shortest output. `alone`: all running requests belong to one client."""
         queues: dict[str, deque[tuple[Request, Place]]] = {}
         for request, place in sorted(wanted, key=lambda it: len(it[0].output)):
             queues.setdefault(request.params.client, deque()).append((request, place))

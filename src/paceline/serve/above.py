@@ -1,7 +1,7 @@
 """The seam between the chat end point and policies above tokens: a field of the request becomes a `Policy`, and what
 that writes is followed like any generation.
 
-A new one is a `Wire` model in a file of its own, a field of `ChatRequest` that is named in `protocol.ABOVE`, and a line
+A new one is a `Wire` model in a file of its own, a field of `ChatRequest` that is named in `POLICY_FIELDS`, and a line
 in `POLICY_MAKERS`. Its report stands in the choice under the policy's name, its authors in the choice's `pieces`.
 """
 

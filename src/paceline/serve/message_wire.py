@@ -9,7 +9,7 @@ from pydantic import Field
 from paceline.serve.errors import ApiError
 from paceline.serve.other_clients import NO_MEDIA
 from paceline.serve.protocol import ChatRequest, Sampling
-from paceline.serve.response_wire import validated
+from paceline.serve.response_wire import validated, word
 from paceline.serve.wire import Label, Loose, Shallow, Wire
 
 Block = Shallow
@@ -247,13 +247,6 @@ def content(given: Any, where: str) -> str:
         if not isinstance(part, dict) or part.get("type") != "text":
             raise unserved(part.get("type") if isinstance(part, dict) else part, where)
     return "\n".join(word(part, "text", where) for part in parts)
-
-
-def word(block: Block, key: str, where: str) -> str:
-    value = block.get(key)
-    if not isinstance(value, str):
-        raise ApiError(400, f"{where}.{key} must be a text; give it.", param=where)
-    return value
 
 
 def unserved(kind: object, where: str) -> ApiError:

@@ -3,19 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-from paceline.reason.ensemble import Wishes, make
-from paceline.reason.mentor import MentorWishes
+from paceline.reason.ensemble import PolicySettings, make
+from paceline.reason.mentor import MentorSettings
 from paceline.reason.runner import Policy, Runner, need_small
-from paceline.reason.steps import StepWishes
+from paceline.reason.steps import StepSettings
 from paceline.serve.errors import ApiError
 from paceline.serve.prompts import plain, template
 from paceline.serve.protocol import ChatRequest
 from paceline.serve.reasoning_wire import ReasoningWish
 from paceline.serve.server import Server
 
-OF: dict[str, tuple[type[Wishes], tuple[str, ...]]] = {
+OF: dict[str, tuple[type[PolicySettings], tuple[str, ...]]] = {
     "steps": (
-        StepWishes,
+        StepSettings,
         (
             "tau",
             "score",
@@ -31,14 +31,14 @@ OF: dict[str, tuple[type[Wishes], tuple[str, ...]]] = {
         ),
     ),
     "mentor": (
-        MentorWishes,
+        MentorSettings,
         ("peek", "verify", "begin", "always", "choose", "check", "budget", "deadline_s", "separator"),
     ),
 }
 """Settings of each policy."""
 
 
-def wishes(wish: ReasoningWish) -> Wishes:
+def settings_of(wish: ReasoningWish) -> PolicySettings:
     """The policy's settings. ApiError for one that it has not."""
     kind, names = OF[wish.policy]
     given = wish.model_dump(exclude_none=True, exclude={"policy"})
@@ -52,7 +52,7 @@ def wishes(wish: ReasoningWish) -> Wishes:
 async def policy(body: ChatRequest, server: Server, runner: Runner, args: Mapping[str, Any]) -> Policy:
     """Raises ApiError, InputError or RefusalError for what this server cannot do."""
     assert body.reasoning is not None
-    wish = wishes(body.reasoning)
+    wish = settings_of(body.reasoning)
     need_small(runner.engines)
     if body.tools and args.get("tools"):
         raise ApiError(400, "tools and reasoning cannot be combined; leave one of them out.", param="reasoning")

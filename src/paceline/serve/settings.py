@@ -63,8 +63,8 @@ class Settings:
     served_model_name: Annotated[
         tuple[str, ...],
         _http(
-            "A name of the model in the API; with several each will do, and answers carry the first. Default: the last "
-            "part of its path or id.",
+            "Name of the model in the API; may be repeated: requests may use any of them, answers carry the first. "
+            "Default: the last part of its path or id.",
             "--served-model-name",
         ),
     ] = ()
@@ -83,20 +83,21 @@ class Settings:
         _http("File that paceline index --model made: requests may ask for neighbours from it (KNN-LM)."),
     ] = None
     api_keys: Annotated[
-        tuple[str, ...], _http("A key that clients may use; without any, everyone may.", "--api-key")
+        tuple[str, ...],
+        _http("Key that clients must send; may be repeated. Without one, anyone may call.", "--api-key"),
     ] = ()
-    api_key_file: Annotated[Path | None, _http("Keys from a file, one a line; # begins a comment.")] = None
+    api_key_file: Annotated[Path | None, _http("File of API keys, one a line; # begins a comment.")] = None
     router_keys: Annotated[
         tuple[str, ...],
         _http(
-            "Key of a router (its --engine-key), which may say for which of its clients it asks: each gets a share.",
+            "Key of a router (its --engine-key). The router names the client of each request, and each gets a share.",
             "--router-key",
         ),
     ] = ()
     operator_keys: Annotated[
         tuple[str, ...],
         _http(
-            "Key of who runs the server: with one, or several API keys, a cluster is changed with it alone.",
+            "Key of the operator. Where one is given, or several API keys, only it may change a cluster.",
             "--operator-key",
         ),
     ] = ()
@@ -104,13 +105,13 @@ class Settings:
     allowed_hosts: Annotated[
         tuple[str, ...],
         _http(
-            "A Host header to answer in addition to loopback names, where there are no keys; elsewhere than on "
-            "loopback all are, unless one is given. * for any.",
+            "Host header to accept in addition to loopback names; may be repeated, * for any. Checked only without API "
+            "keys, and beyond loopback only if one is given.",
             "--allowed-host",
         ),
     ] = ()
     cors_origins: Annotated[
-        tuple[str, ...], _http("An origin whose web pages may call the API; * for any.", "--cors-origin")
+        tuple[str, ...], _http("Origin whose web pages may call the API; may be repeated, * for any.", "--cors-origin")
     ] = ()
     tls_cert: Annotated[Path | None, _http("PEM file of the certificate chain; switches to HTTPS.")] = None
     tls_key: Annotated[Path | None, _http("PEM file of the certificate's private key.")] = None
@@ -120,43 +121,50 @@ class Settings:
         Path | None,
         _http("Directory below which adapters may be loaded by /v1/load_lora_adapter. Default: not over HTTP."),
     ] = None
-    max_body_bytes: Annotated[int, _limit("Largest request body; a larger one gets 413.")] = 4 * 2**20
-    max_prompt_tokens: Annotated[int | None, _limit("Longest prompt. Default: what the context holds.")] = None
+    max_body_bytes: Annotated[int, _limit("Maximum size of a request body, in bytes; a larger one gets 413.")] = (
+        4 * 2**20
+    )
+    max_prompt_tokens: Annotated[int | None, _limit("Maximum tokens of a prompt. Default: what the context holds.")] = (
+        None
+    )
     max_output_tokens: Annotated[
-        int | None, _limit("Most tokens of one sample; asking for more is an error. Default: what the context holds.")
+        int | None,
+        _limit("Maximum tokens of one sample; asking for more is an error. Default: what the context holds."),
     ] = None
-    max_choices: Annotated[int, _limit("Most samples that one request may ask for, over all its prompts.")] = 128
+    max_choices: Annotated[int, _limit("Maximum number of samples of one request, over all its prompts.")] = 128
     unknown_parameters: Annotated[
         Literal["refuse", "warn"],
-        _http("What happens to parameters that no end point knows: 400, or a line in the log and no effect."),
+        _http("What happens to parameters that no end point knows. refuse: 400; warn: a line in the log, no effect."),
     ] = "refuse"
     response_store_bytes: Annotated[
-        int, _limit("Memory for answers of /v1/responses that previous_response_id may name; the oldest go first.")
+        int, _limit("Bytes of stored answers of /v1/responses; the least recently used are dropped first.")
     ] = 64 * 2**20
     pooling: Annotated[
         Literal["mean", "last"] | None,
-        _http("How /v1/embeddings makes one vector of a text's hidden states. Default: as a request says, else mean."),
+        _http("How /v1/embeddings pools hidden states into one vector. Default: as the request says, else mean."),
     ] = None
     max_connections: Annotated[
-        int, _limit("Most connections; 0 for as many as open files allow. At the limit one without a request goes.")
+        int,
+        _limit("Maximum number of connections; 0: as many as open files allow. At the limit an idle one is closed."),
     ] = 0
     max_connections_per_address: Annotated[
-        int, _limit("Most connections of one address; 0 for half of all. Behind a proxy, what it may open.")
+        int,
+        _limit("Maximum number of connections of one address; 0: half of all. Behind a proxy, set what it may open."),
     ] = 0
     head_timeout: Annotated[float, _limit("Seconds that a connection has for the head of a request.")] = 10.0
     body_timeout: Annotated[float, _limit("Seconds that a request has for its body; 0 for request_timeout alone.")] = (
         60.0
     )
     min_body_rate: Annotated[
-        int, _limit("Bytes a second at which a body must come, but for its first 5 s; 0 for any rate.")
+        int, _limit("Minimum rate of a request body in bytes a second, after its first 5 s; 0: any rate.")
     ] = 4096
-    max_nodes: Annotated[int, _limit("Most drafted tokens a step that a request may ask for.")] = 32
+    max_nodes: Annotated[int, _limit("Maximum number of drafted tokens a step that a request may ask for.")] = 32
     shared_cache: Annotated[
         bool,
         _limit("Let several API keys share cached prefixes and what drafters have learned of their texts."),
     ] = False
     stall_timeout: Annotated[
-        float, _limit("Seconds without a step of an engine that has work until /health is red; 0 for never.")
+        float, _limit("Seconds that an engine with work may take no step before /health turns 503; 0 for never.")
     ] = 60.0
     drain_timeout: Annotated[
         float, _limit("Seconds that running requests are given after SIGTERM before they are ended.")
@@ -164,34 +172,37 @@ class Settings:
     log_format: Annotated[
         Literal["auto", "human", "json"], _watch("One JSON object a line, or text; auto: text on a terminal.")
     ] = "auto"
-    log_level: Annotated[Literal["debug", "info", "warning", "error"], _watch("Least severity that is logged.")] = (
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], _watch("Lowest severity that is logged.")] = (
         "info"
     )
     log_prompts: Annotated[bool, _watch("Log the text of prompts and answers, too.")] = False
     decision_log: Annotated[
         Path | None,
-        _watch("Write what was decided, and from what, to this file, for paceline simulate. It holds prompts' tokens."),
+        _watch("Log every decision and its inputs to this file, for paceline simulate. It holds prompts' tokens."),
     ] = None
     kv_events_config: Annotated[
         str | None,
-        _watch("Publish what the prefix cache holds, with its tokens, for routers: the JSON object of vLLM's option."),
+        _watch(
+            "Publish what the prefix cache holds, with its tokens, to routers; JSON as in vLLM's option of this name."
+        ),
     ] = None
     otel_endpoint: Annotated[
-        str | None, _watch("Send OpenTelemetry traces to this OTLP/HTTP address, as in http://host:4318/v1/traces.")
+        str | None, _watch("Send OpenTelemetry traces to this OTLP/HTTP address, such as http://host:4318/v1/traces.")
     ] = None
     cluster: Annotated[
         bool, _cluster("Serve the model by several engines, each in a process of its own, on Ray: docs/cluster.md.")
     ] = False
-    engines: Annotated[int | None, _cluster("Engines of a cluster; with max_engines the fewest. Default: 2.")] = None
+    engines: Annotated[
+        int | None, _cluster("Number of engines of a cluster; with max_engines the minimum. Default: 2.")
+    ] = None
     max_engines: Annotated[
-        int | None, _cluster("Most engines: their number follows the load. Default: it stays as it is.")
+        int | None,
+        _cluster("Maximum number of engines; their number then follows the load. Default: as engines, fixed."),
     ] = None
     ray_address: Annotated[
         str | None, _cluster("Join the Ray cluster there. Default: one on this machine.", "--address")
     ] = None
-    engine_cpus: Annotated[
-        float, _cluster("CPU cores that Ray keeps for each engine of a cluster; 0: it does not count.")
-    ] = 0.0
+    engine_cpus: Annotated[float, _cluster("CPU cores that Ray reserves for each engine of a cluster; 0: none.")] = 0.0
 
     def __post_init__(self) -> None:
         def check(ok: bool, name: str, want: str) -> None:

@@ -285,7 +285,7 @@ class Outcome:
     parts: list[Drafting]
     times: Times
     found: list[Note] = field(default_factory=list)
-    """What merged drafters said of their parts."""
+    """What merged drafters report about their parts."""
 
 
 @dataclass(frozen=True, slots=True)

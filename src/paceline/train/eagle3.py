@@ -18,14 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from paceline.core.errors import InputError
-from paceline.draft.eagle_shape import EagleShape, spread
+from paceline.draft.eagle_shape import EAGLE3, EagleShape, spread
 from paceline.draft.native_layers import layer_spec
 from paceline.model.rotary import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.data import Sample
 from paceline.train.features import FeatureBatch, FeatureSource
 from paceline.train.heads import Steps, UnrolledMethod, write_head
-from paceline.train.method import as_kind, commonest
+from paceline.train.method import as_kind, commonest, typed
 from paceline.train.target import TrainingTarget
 from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, turns
 
@@ -34,7 +34,6 @@ EAGLE_NOISE = 0.1
 SCALE_TEXTS = 8
 """Texts from which the size of the states is known."""
 FREE_OPTIONS = ("draft_vocab", "depth", "fused", "ffn", "heads", "kv_heads", "head_dim", "norm_before_residual")
-EAGLE_FLAGS = ("fused", "norm_before_residual")
 
 
 class EagleLayer(nn.Module):
@@ -105,17 +104,8 @@ class TrainEagle(UnrolledMethod):
             spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.vocab, spec.vocab, spec.max_len,
             spread(len(spec.layers)) if fused else ("post_norm",), fused, eps=spec.norm_eps,
         )  # fmt: skip
-        given: dict[str, Any] = {}
-        for name, value in settings.items():
-            if name not in FREE_OPTIONS:
-                raise InputError(
-                    f"eagle3 has no setting {name!r}; it has {', '.join((*FREE_OPTIONS, 'unroll', 'objective'))}."
-                )
-            try:
-                given[name] = as_kind(value, bool if name in EAGLE_FLAGS else int)
-            except ValueError:
-                raise InputError(f"{name} is {value!r}, but eagle3 expects a number there.") from None
-        shape = replace(shape, **given)
+        free = {name: getattr(shape, name) for name in FREE_OPTIONS}
+        shape = replace(shape, **typed(settings, free, EAGLE3, ("unroll", "objective")))
         if not 0 < shape.draft_vocab <= shape.vocab or shape.depth < 1:
             raise InputError(
                 f"draft_vocab is {shape.draft_vocab} and depth {shape.depth}; expected are 1 to {shape.vocab}, and 1."

@@ -82,7 +82,8 @@ class EarlyExitTraining(DraftMethod):
             block.register_forward_hook(self.left_out(number))
 
     def left_out(self, number: int) -> Any:
-        """A hook that gives a layer's input in place of its output, for texts that do without it, and keeps either."""
+        """Hook that returns a layer's input in place of its output for texts that skip the layer, and keeps the
+        result."""
 
         def hook(block: Any, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
             mixed = torch.where(self.kept[number], output, args[0]) if self.kept else output

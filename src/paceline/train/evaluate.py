@@ -1,4 +1,5 @@
-"""`Eval`: how good a drafter is, on held-out answers of the target: by arithmetic, and by the engine.
+"""How good a drafter is on held-out answers of the target: simulated, and measured in the engine (`Scores`,
+`Measurement`).
 
 Simulated tau walks each answer as greedy decoding would: a round at a row keeps the drafted tokens along the true text
 as long as they are in its tree, and the next round begins behind the target's own token. It equals the engine's where

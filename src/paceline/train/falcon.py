@@ -22,7 +22,7 @@ from paceline.model.rotary import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
-from paceline.train.method import Loss, as_kind
+from paceline.train.method import Loss, typed
 from paceline.train.target import TrainingTarget
 from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, turns
 
@@ -43,7 +43,7 @@ class FalconModule(nn.Module):
         self.rotary = Rotary(rope, torch.device("cpu"), torch.float32, config.max_len + 64)
 
     def step(self, x: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [N, H] and the states [N, LAYERS, H] behind it, from x [N, 2 H]."""
+        """z [N, H] and the states [N, FALCON_LAYERS, H] after it, from x [N, 2 H]."""
         hs, cs = [], []
         for i in range(FALCON_LAYERS):
             w = {name: getattr(self.lstm, f"{name}_l{i}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")}
@@ -55,8 +55,8 @@ class FalconModule(nn.Module):
         return x, torch.stack(hs, 1), torch.stack(cs, 1)
 
     def recur(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """z [B, R, H] and the states [B, R, LAYERS, H] behind each row, from x [B, R, 2 H] of rows 0 .. R - 1; the LSTM
-        restarts at every MEMORY-th."""
+        """z [B, R, H] and the states [B, R, FALCON_LAYERS, H] after each row, from x [B, R, 2 H] of rows 0 .. R - 1;
+        the LSTM restarts every LSTM_ROWS rows."""
         count, rows, width = x.shape
         whole = -(-rows // LSTM_ROWS) * LSTM_ROWS
         chunks = torch.cat((x, x.new_zeros(count, whole - rows, width)), 1).view(-1, LSTM_ROWS, width)
@@ -121,13 +121,7 @@ class TrainFalcon(UnrolledMethod):
         self.goals(settings, "smooth:1+kl:0.09+ce:0.01", 1.0)
         spec = target.spec
         numbers: dict[str, Any] = {"glance": 0.4, "block": 2, "depth": 4, "ffn": spec.ffn}
-        for name, value in settings.items():
-            if name not in numbers:
-                raise InputError(f"falcon has no setting {name!r}; it has {', '.join(numbers)} and objective.")
-            try:
-                numbers[name] = as_kind(value, type(numbers[name]))
-            except ValueError:
-                raise InputError(f"{name} is {value!r}, but falcon expects a number there.") from None
+        numbers |= typed(settings, numbers, FALCON, ("objective",))
         self.glance = numbers.pop("glance")
         if not 0 <= self.glance < 1 or numbers["block"] < 1 or numbers["depth"] < 1:
             raise InputError("falcon expects glance in [0, 1), and block and depth of at least 1.")

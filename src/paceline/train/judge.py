@@ -1,13 +1,12 @@
 """`judge`: the head of the verifier `judge`, from labels that needed no annotation (AutoJudge's procedure for Judge
 Decoding, Bachmann et al. 2025, arXiv 2501.19309).
 
-The target answers greedily. At the first token that the draft model would have said otherwise, the draft's token is put
-in and the target finishes the answer. If the final answer is the same, the token was *unimportant* (label 1), and the
-text goes on from there; else it was *important* (0), and the target's own token stays. Then the next one to the right.
-A head on the target's state of the row that has read the draft's token learns the label. In addition to it, two rules
-without training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of
-the two distributions.
-"""
+The target answers greedily. At the first token where the draft model differs, its token is put in and the target
+finishes the answer. If the final answer is the same, the token was *unimportant* (label 1), and the text goes on from
+there; else it was *important* (0), and the target's own token stays. Then the next one to the right. A head on the
+target's state of the row that has read the draft's token learns the label. In addition to it, two rules without
+training are measured on held-out labels: the token's rank in the target's distribution, and the divergence of the two
+distributions."""
 
 import json
 import re
@@ -136,8 +135,8 @@ class JudgeMethod(Method):
 
     @torch.no_grad()
     def mismatch(self, ids: list[int], start: int) -> tuple[int, int, Label] | None:
-        """The first place from `start` on where the draft model would say another token: (place, its token, a label
-        without verdict)."""
+        """First place from `start` on where the draft model's token differs: (place, its token, a label without
+        verdict)."""
         student: Any = self.student
         logits = student(input_ids=torch.tensor([ids])).logits[0].float()
         said = logits.argmax(-1).tolist()

@@ -21,7 +21,7 @@ from paceline.model.rotary import Rotary
 from paceline.train import TRAINERS, Trains
 from paceline.train.features import FeatureBatch
 from paceline.train.heads import Steps, UnrolledMethod, write_head
-from paceline.train.method import as_kind
+from paceline.train.method import typed
 from paceline.train.target import TrainingTarget
 from paceline.train.through import Through, normed
 from paceline.train.unroll import Mlp, RMSNorm, UnrolledAttention, look, rotated
@@ -77,13 +77,7 @@ class TrainLongSpec(UnrolledMethod):
         settings, spec = dict(settings), target.spec
         self.goals(settings, "kl", 0.8)
         free: dict[str, Any] = {"depth": 4, "window": 512, "ffn": spec.ffn, "offset": True}
-        for name, value in settings.items():
-            if name not in free:
-                raise InputError(f"longspec has no setting {name!r}; it has {', '.join(free)} and objective.")
-            try:
-                free[name] = as_kind(value, type(free[name]))
-            except ValueError:
-                raise InputError(f"{name} is {value!r}, but longspec expects a number there.") from None
+        free |= typed(settings, free, LONGSPEC, ("objective",))
         self.offset = free.pop("offset")
         if free["depth"] < 1 or free["window"] < 1:
             raise InputError("longspec expects depth and window of at least 1.")

@@ -59,18 +59,30 @@ class Method(ABC):
 
 def settled(kind: type[Any], settings: Mapping[str, Any], known: Mapping[str, Any], method: str) -> dict[str, Any]:
     """Fields of a dataclass from what the user set (texts or values) over what is known. Raises InputError."""
-    names = {f.name: f for f in fields(kind)}
-    out = dict(known)
+    free = {f.name: f.default for f in fields(kind) if f.name not in ("width", "vocab", "accuracy")}
+    return {**known, **typed(settings, free, method)}
+
+
+def typed(
+    settings: Mapping[str, Any], defaults: Mapping[str, Any], method: str, further: Sequence[str] = ()
+) -> dict[str, Any]:
+    """What the user set (texts or values), each as its default's type. `further`: settings that the method has read
+    already, for the error's list. Raises InputError."""
+    out: dict[str, Any] = {}
     for name, value in settings.items():
-        if name not in names or name in ("width", "vocab", "accuracy"):
-            free = sorted(set(names) - {"width", "vocab", "accuracy"})
-            raise InputError(f"{method} has no setting {name!r}; it has {', '.join(free)}.")
-        default = names[name].default
+        if name not in defaults:
+            has = ", ".join((*sorted(defaults), *further))
+            raise InputError(f"{method} has no setting {name!r}; it has {has}.")
+        kind = type(defaults[name])
         try:
-            out[name] = as_kind(value, type(default))
+            out[name] = as_kind(value, kind)
         except ValueError:
-            raise InputError(f"{name} is {value!r}, but {method} expects a {type(default).__name__} there.") from None
+            raise InputError(f"{name} is {value!r}, but {method} expects {KIND_WORDS[kind]} there.") from None
     return out
+
+
+KIND_WORDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a text", tuple: "a list"}
+"""Types of settings, as errors call them."""
 
 
 def as_kind(value: Any, kind: type) -> Any:

@@ -51,7 +51,7 @@ class TrainPpd(UnrolledMethod):
         return self.config.depth
 
     def unroll(self, batch: FeatureBatch) -> Steps:
-        """Outputs of all rows whose next but one token is to be learned; zeros elsewhere."""
+        """Outputs of all rows whose second next token is learned; zeros elsewhere."""
         text, _ = self.through.text(batch.ids)
         rows, cuts = batch.learn[:, 2:].nonzero().unbind(1)
         made = [

@@ -1,5 +1,5 @@
-"""`Student`: a small causal language model in training, over the library `transformers`; its directory is what
-`--draft` takes. `DraftMethod` is what the methods that train one share."""
+"""A small causal language model in training, over the library `transformers`; its directory is what `--draft` takes.
+`DraftMethod` holds what the methods that train one share."""
 
 import shutil
 from collections.abc import Mapping, Sequence
@@ -57,7 +57,7 @@ class StudentSettings:
     share: float = 0.5
     """Share of texts that a mixed rollout replaces by the student's own."""
     temperature: float = 1.0
-    """At which the student samples, and at which distributions are compared."""
+    """Temperature at which the student samples and distributions are compared."""
 
 
 def fresh(target: TrainingTarget, settings: StudentSettings) -> nn.Module:

@@ -1,4 +1,4 @@
-"""The target of a training: its decoder, and what heads share with it as tensors that gradients go through."""
+"""Target of a training: its decoder, and the tensors that heads share with it, through which gradients pass."""
 
 import hashlib
 import math

@@ -1,4 +1,4 @@
-"""Two logs of one application's runs, side by side: the same texts? how quick?
+"""Two logs of one application's runs, side by side: whether the texts agree, and how fast each ran.
 
 `python -m paceline.apps.common.compare A B`: A is the base, say a run with --drafter none, and B the run to compare,
 both made with --log.

@@ -107,7 +107,7 @@ def told(usage: Mapping[str, Any]) -> str:
 
 
 def speculated(usage: Mapping[str, Any]) -> str:
-    """What speculation brought, in a sentence; nothing where the server says nothing of it."""
+    """One sentence about what speculation saved; empty if the server does not report it."""
     drafted, a_pass = usage.get("drafted_tokens", 0), usage.get("tokens_per_pass")
     if not drafted:
         return "No token was drafted." if a_pass else ""

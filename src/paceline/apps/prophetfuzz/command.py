@@ -145,7 +145,7 @@ def fuzz_(
     target: Annotated[str, typer.Option(help="The program's file. Default: as found in PATH.")] = "",
     seconds: Seconds = 60.0,
     slice_: Slice = 3.0,
-    seed: Annotated[int, typer.Option(help="Of afl-fuzz.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of afl-fuzz.")] = 0,
     blind: Annotated[bool, typer.Option(help="The target was not built by afl-clang-fast: no coverage.")] = False,
     out: Out = Path("prophetfuzz-report"),
     json: AsJson = False,

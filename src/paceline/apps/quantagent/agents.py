@@ -104,7 +104,7 @@ class Rules:
 
 
 def shared(asset: str, bars: Bars, shown: int = 16) -> str:
-    """What all agents are shown first: the last closes and the window's range."""
+    """Facts shown to all agents: the last closes and the window's range."""
     closes = " ".join(f"{price:.6g}" for price in bars.close[-shown:])
     low, high = float(bars.low.min()), float(bars.high.max())
     change = 100 * (bars.close[-1] / bars.close[0] - 1)

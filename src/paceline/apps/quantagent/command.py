@@ -51,7 +51,7 @@ def decide_one(
     pictures: Pictures = False,
     watch: Annotated[
         float | None,
-        typer.Option("--watch", min=0.1, help="Look at the file so often (seconds); decide on each new bar."),
+        typer.Option("--watch", min=0.1, help="Seconds between two looks at the file; decide on each new bar."),
     ] = None,
     out: Out = Path("quantagent"),
     json: AsJson = False,
@@ -125,7 +125,7 @@ def study(
     lookback: Lookback = LOOKBACK,
     horizon: Annotated[int, typer.Option("--horizon", min=1, help="Bars that a trade may last.")] = QUANT_HORIZON,
     cost: Annotated[float, typer.Option("--cost", min=0, max=0.1, help="Share of the price paid a side.")] = 0.0002,
-    seed: Annotated[int, typer.Option("--seed", help="Of coins and walks.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of coins and walks.")] = 0,
     deadline: Deadline = None,
     stop: Stop = None,
     pictures: Pictures = False,

@@ -74,7 +74,7 @@ def study(
     bodies_each: Annotated[int, typer.Option(min=1, help="Bodies of each package.")] = 50,
     with_scripts: Annotated[int, typer.Option(min=0, help="Number of the 100 scripts to run.")] = 100,
     with_seeded: Annotated[bool, typer.Option(help="The 20 scripts with a seeded type error.")] = True,
-    seed: Annotated[int, typer.Option(help="Of the choice of bodies.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the choice of bodies.")] = 0,
     out: Out = Path("selfpico-study"),
     json: AsJson = False,
     predictors: Predictors = EVERY,

@@ -86,7 +86,7 @@ def needs(
     on: Mapping[int, tuple[str, ...]],
     recent: list[str],
 ) -> Iterator[PicoNeed]:
-    """What should change, the most useful first. `end`: line and text of the error that ended the run; `stops`: as
+    """Proposed changes, the most useful first. `end`: line and text of the error that ended the run; `stops`: as
     `conditions`; `on`: put-in keys by line; `recent`: all keys put in, the newest first."""
     if end is not None:
         line, text = end

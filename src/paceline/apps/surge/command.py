@@ -30,7 +30,7 @@ Deadline = Annotated[float | None, typer.Option("--deadline", min=0.1, help="Sec
 
 
 def told(work: Any) -> Any:
-    """The result of a coroutine; what a user can mend as a UsageError."""
+    """Result of a coroutine; errors that a user can fix become a UsageError."""
     try:
         return asyncio.run(work)
     except (ValueError, OSError, SandboxError) as error:
@@ -113,7 +113,7 @@ def run(
     asked: AppAsked,
     files: Annotated[list[Path] | None, typer.Argument(help="Items: files of generate, or the original's.")] = None,
     fresh: Annotated[int, typer.Option("--fresh", min=0, help="Number of items of each kind to make first.")] = 0,
-    seed: Annotated[int, typer.Option("--seed", help="Of fresh items.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Seed of fresh items.")] = 0,
     style: Style = "zero",
     count: Annotated[int | None, typer.Option("--count", min=1, help="Items of each kind; default all.")] = None,
     size: Annotated[float | None, typer.Option("--size", help="The model's parameters in millions, for scale.")] = None,

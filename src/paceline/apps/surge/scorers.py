@@ -1,6 +1,6 @@
 """The scoring rules, each (answer, truth) to [0, 1]: 1 exactly for the truth, and never more for a worse answer.
 
-They put right what the published ones have wrong: missing numbers are wrong, not zero; numbers too many cost;
+They correct the published ones: missing numbers count as wrong, not as zero; extra numbers cost;
 inverses of matrices are numbers; a sorted list must hold the list's numbers; JSON may stand in a fence; words that come
 twice count twice. `published.py` has the published formulas, for comparison.
 """

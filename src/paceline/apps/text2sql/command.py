@@ -57,13 +57,15 @@ def text2sql(
     ] = None,
     sample: Annotated[bool, _option("Instead of --db: a small database of singers, made for the occasion.")] = False,
     page: Annotated[bool, _option("Show a web page instead of answering one question.", "Page")] = False,
-    port: Annotated[int, _option("Of the page, on this machine.", "Page")] = 8080,
+    port: Annotated[int, _option("Port of the page, on this machine.", "Page")] = 8080,
     evaluate: Annotated[
         Path | None, _option("Measure instead: JSON lines with db_id, question and query.", "Evaluation")
     ] = None,
     databases: Annotated[Path | None, _option("Folder of their SQLite files.", "Evaluation")] = None,
     questions: Annotated[int | None, _option("Number of questions, spread over the file.", "Evaluation", min=1)] = None,
-    minutes: Annotated[float | None, _option("Begin no further question after so long.", "Evaluation", min=0)] = None,
+    minutes: Annotated[
+        float | None, _option("Minutes after which no further question begins.", "Evaluation", min=0)
+    ] = None,
     at_once: Annotated[int, _option("Questions at once.", "Evaluation", min=1)] = 2,
     single: Annotated[bool, _option("One candidate, no revision, no tests.")] = False,
     candidates: Annotated[int, _option("Queries drafted in parallel.", min=1, max=16)] = 3,

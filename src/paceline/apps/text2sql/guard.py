@@ -28,7 +28,7 @@ REACHES = frozenset({
 
 
 class Forbidden(Exception):
-    """A statement that will not be run; its text says why, in one sentence."""
+    """Error for a statement that will not be run; its text says why, in one sentence."""
 
 
 def check(sql: str, dialect: str) -> str:

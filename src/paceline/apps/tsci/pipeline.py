@@ -170,7 +170,7 @@ class TsciPipeline:
         splits: Sequence[Fold],
         period: int,
     ) -> dict[str, Any]:
-        """Weights, the way that validated best, its forecast, its bands, and what to compare it with."""
+        """Weights, the combination that validated best, its forecast and bands, and forecasts to compare it with."""
         errors = {found.name: found.mae for found in valid}
         weights = by_error(errors, points)
         held = [{found.name: found.held[i] for found in valid} for i in range(len(splits))]
@@ -197,7 +197,8 @@ class TsciPipeline:
 
 
 def backtest(made: Sequence[Floats], splits: Sequence[Fold], period: int) -> list[dict[str, Any]]:
-    """How the chosen way would have done before each origin; it was chosen on these folds, so it flatters a little."""
+    """Errors of the chosen combination before each origin. It was chosen on these folds, so they are slightly too
+    good."""
     return [
         {
             "origin": len(fold.past),

@@ -36,7 +36,7 @@ class Series:
         return len(self.values)
 
     def following(self, count: int) -> list[str]:
-        """The next times or steps, where the file's are at equal distances; else none."""
+        """Next times or steps, if those of the file are at equal distances; else none."""
         return self.read.following(count) if self.read is not None else []
 
 
@@ -191,8 +191,8 @@ def period_place(heading: str, years: str) -> tuple[int, int] | None:
 
 
 def time_column(table: TextTable, value: str | None) -> str | None:
-    """The column of times: one named so, else the first one that is not the value and holds times or steps. The only
-    column is the value."""
+    """The column of times: one with such a heading, else the first column apart from the value that holds times or
+    steps. A single column is the value."""
     if len(table.header) == 1:
         return None
     named = [name for name in table.header if name.lower() in TIME_COLUMNS and name != value]
@@ -216,8 +216,8 @@ TSCI_USUAL_VALUES = ("close", "adj close", "y", "value")
 
 
 def value_column(table: TextTable, when: str | None) -> str:
-    """A column of numbers with a usual heading, else the last one of numbers; the last one of all if there is none,
-    which then is refused by its row."""
+    """A column of numbers with a usual heading, else the last column of numbers; without any, the last column, whose
+    first bad row is refused."""
     found = number_columns(table, when)
     usual = [name for wanted in TSCI_USUAL_VALUES for name in found if name.lower() == wanted]
     return next(iter([*usual, *found]), next((n for n in reversed(table.header) if n != when), table.header[-1]))
@@ -273,7 +273,7 @@ def chosen(
 
 
 def keys_of_rows(table: TextTable, names: Sequence[str]) -> list[str]:
-    """What tells the series of a long table apart, row by row: the cells of some columns."""
+    """Key of each row's series in a long table: the cells of some columns."""
     return [" / ".join(cells) for cells in zip(*(table.column(name) for name in names))]
 
 

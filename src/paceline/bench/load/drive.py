@@ -59,7 +59,7 @@ async def closed_loop(
 
 
 async def ticks(now: LoadClock, late: "array[float]") -> None:
-    """Append, until cancelled, by how many seconds this program's event loop was late for a timer."""
+    """Until cancelled, append the seconds by which this program's event loop was late for a timer."""
     while True:
         due = now() + TICK
         await asyncio.sleep(TICK)

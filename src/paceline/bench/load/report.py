@@ -1,4 +1,4 @@
-"""What a load run says: a table, warnings, and JSON from which every figure can be computed again."""
+"""Report of a load run: a table, warnings, and JSON from which every figure can be recomputed."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field

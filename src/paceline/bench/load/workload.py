@@ -32,7 +32,7 @@ class RecordedRequest:
 
 @dataclass(frozen=True, slots=True)
 class LoadWish:
-    """What all requests have in common. `extra` wins over everything else, a recording over max_tokens, temperature
+    """Fields that all requests share. `extra` overrides everything else, a recording overrides max_tokens, temperature
     and seed."""
 
     model: str
@@ -61,8 +61,8 @@ class LoadWish:
 
 
 class Supply:
-    """Bodies one after another, over and over; a second call goes on where the first ended, so that a sweep does not
-    find its own prompts in the server's prefix cache before it must."""
+    """Bodies one after another, in a cycle. A second call continues where the first ended, so that a sweep does not hit
+    its own prompts in the server's prefix cache early."""
 
     def __init__(self, wish: LoadWish, prompts: Sequence[Mapping[str, Any]]) -> None:
         self.bodies = ((i % len(prompts), wish.body(prompts[i % len(prompts)], i)) for i in count())
