@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..common.tables import TableError, read_table
+from ..common.numbers import TableError
+from ..common.tables import read_table
 from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer, whole
 from .keywords import KEYWORDS
 

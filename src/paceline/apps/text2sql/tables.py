@@ -12,7 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..common.tables import MISSING, TableError, TextTable, decimal_comma, decoded, numbers, read_table, separator
+from ..common.numbers import MISSING, TableError, decimal_comma, numbers
+from ..common.tables import TextTable, decoded, read_table, separator
 from ..common.times import TimeError, known, parsed
 from .database import QueryError
 from .schema import name
