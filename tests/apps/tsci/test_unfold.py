@@ -97,7 +97,8 @@ LAYOUTS = {
                  "2024-01-21"),
     "lakhs": (table(["date", "n"], *([day, f'"1,20,0{n:02}.00"'] for n, day in enumerate(DAYS_))), 120000, 20,
               "2024-01-21"),
-    "a counter": (table(["date", "n", "id"], *([day, n * n, n + 7] for n, day in enumerate(DAYS_))), 0, 20, "2024-01-21"),
+    "a counter": (table(["date", "n", "id"], *([day, n * n, n + 7] for n, day in enumerate(DAYS_))), 0, 20,
+                  "2024-01-21"),
 }  # fmt: skip
 
 

@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 MISSING = frozenset({
     "", "na", "n/a", "n.a.", "nan", "nat", "null", "(null)", "\\n", "nil", "none", "missing", "-", "--", "\u2013",
-    "\u2014", ".", "..", "…", "?", ":", "k.a.", "k. a.", "s/d", "<na>", "#n/a", "#div/0!", "#value!", "#ref!", "#num!", "#name?",
-    "#null!",
+    "\u2014", ".", "..", "…", "?", ":", "k.a.", "k. a.", "s/d", "<na>", "#n/a", "#div/0!", "#value!", "#ref!", "#num!",
+    "#name?", "#null!",
 })  # fmt: skip
 """What stands in a cell without a value, in small letters."""
 AROUND = re.compile(r"^[\s€$£¥%]+|(?<![\s€$£¥%])[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
