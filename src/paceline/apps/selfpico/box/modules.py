@@ -193,7 +193,7 @@ def content(path: str, fields: Sequence[str] = (), form: str = "") -> str:
         return "".join(mark.join(row) + "\n" for row in [head + more, *rows])
     if ending == "json":
         made: dict[str, Any] = json.loads(MADE_FILES[ending])
-        more = {each: typed(field_value(each, 1)) for each in fields if each not in made}
-        first = {**more, "id": 1, "name": "a"}
-        return json.dumps({**made, "items": [first], **more}) + "\n"
+        added = {each: typed(field_value(each, 1)) for each in fields if each not in made}
+        first = {**added, "id": 1, "name": "a"}
+        return json.dumps({**made, "items": [first], **added}) + "\n"
     return MADE_FILES.get(ending, ANY_FILE)
