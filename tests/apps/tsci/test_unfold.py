@@ -93,6 +93,7 @@ LAYOUTS = {
                        7, 20, "2024-01-21"),
     "blanks": (table(["date n"], *([f"{day} {n}"] for n, day in enumerate(DAYS_))), 0, 20, "2024-01-21"),
     "units": (table(["date", "n"], *([day, f"{n} kWh"] for n, day in enumerate(DAYS_))), 0, 20, "2024-01-21"),
+    "exponents": (table(["date", "n"], *([day, f"{100 + n}e10"] for n, day in enumerate(DAYS_))), 1e12, 20, "2024-01-21"),
     "accounts": (table(["date", "n"], *([day, f'"(1,{n:03}.50)"'] for n, day in enumerate(DAYS_))), -1000.5, 20,
                  "2024-01-21"),
     "lakhs": (table(["date", "n"], *([day, f'"1,20,0{n:02}.00"'] for n, day in enumerate(DAYS_))), 120000, 20,

@@ -27,7 +27,7 @@ def with_one_time(table: TextTable) -> TextTable:
     """A table whose times stand in several columns, with one column of times in place of them; others as they are."""
     if len(table.rows) < 2:
         return table
-    for titles, make in WAYS:
+    for titles, make in TIME_WAYS:
         places = [place(table, title) for title in titles]
         if None in places or len(set(places)) < len(titles):
             continue
@@ -116,7 +116,7 @@ def of_date_and_clock(dates: Cells, clocks: Cells) -> list[str] | None:
             for day, clock in zip(days, clocks)]  # fmt: skip
 
 
-WAYS: tuple[tuple[tuple[str, ...], Callable[..., list[str] | None]], ...] = (
+TIME_WAYS: tuple[tuple[tuple[str, ...], Callable[..., list[str] | None]], ...] = (
     (("year", "month", "day"), of_year_month_day),
     (("year", "month"), of_year_and_month),
     (("year", "quarter"), of_year_and_quarter),

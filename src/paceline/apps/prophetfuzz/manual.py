@@ -75,7 +75,7 @@ def described(option: Option) -> str:
 def read_page(page: Path) -> Manual:
     """Read a man page in groff, compressed or not, or what `--help` prints, Markdown or HTML. Raises ManualError."""
     raw = unpacked(page)
-    for _ in range(MOST_LINKS):
+    for _ in range(MOST_PAGE_LINKS):
         if (link := LINKED.match(raw)) is None:
             break
         page, raw = linked(page, link[1].decode("utf-8", "replace"))
@@ -91,7 +91,7 @@ def read_page(page: Path) -> Manual:
 UNPACKERS = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress, ".lzma": lzma.decompress}
 LINKED = re.compile(rb"\s*\.so\s+(\S+)\s*$")
 """A page that is nothing but the name of another."""
-MOST_LINKS = 4
+MOST_PAGE_LINKS = 4
 
 
 def unpacked(page: Path) -> bytes:

@@ -37,7 +37,7 @@ OWN = "own"
 """Stands in an order for the value that a predictor writes itself."""
 READ_OF_STDIN = {"call:input", "attribute:stdin", "name:stdin", "attribute:argv", "name:argv"}
 """What reads standard input or the command line: a text for sure, whose value is made up."""
-LEFT = "The fragment ended the process itself after the last line that ran."
+ENDED_ITSELF = "The fragment ended the process itself after the last line that ran."
 LACKING = frozenset({"NameError", "ImportError", "ModuleNotFoundError", "SystemExit"})
 """Errors that say that something is not there, which is what a fragment is; and the end of a program."""
 
@@ -323,7 +323,7 @@ def crashed(outcome: AppOutcome) -> str:
     """Why a run left no end: a signal, as native code raises, or a fault of the runtime."""
     if outcome.signal is not None:
         return f"The process crashed after the last line that ran ({Signals(outcome.signal).name})."
-    return f"The runtime failed: {outcome.errors[-300:]}" if outcome.errors.strip() else LEFT
+    return f"The runtime failed: {outcome.errors[-300:]}" if outcome.errors.strip() else ENDED_ITSELF
 
 
 def guesses_of(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:

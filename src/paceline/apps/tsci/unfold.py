@@ -24,7 +24,7 @@ FEWEST_TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value of the unfolded series: its time, its key where rows are told apart, its text, and its row's number."""
+    """A value of the unfolded series: its time, its key where several series stand in the table, its text, and its row's number."""
 
     time: str
     key: tuple[str, ...]
