@@ -97,9 +97,9 @@ def one_unit(texts: Sequence[str]) -> None:
         raise TableError(f"{one!r} and {two!r} are amounts of different currencies; convert them to one.")
 
 
-UNIT_BEHIND = re.compile(r"^([^A-Za-z]*\d)\s?(?![bBeEoOxX]\d)([A-Za-z°µ][A-Za-z/°]*[²³23]?)$")
-UNIT_BEFORE = re.compile(r"^([A-Z]{3})\s?([+-]?\d.*)$")
+UNIT_BEHIND = re.compile(r"^([^A-Za-z]*\d)\s?(?![bBdDeEoOxX]\d)([A-Za-z°µ][A-Za-z/°]*[²³23]?)$")
 """A unit behind a number; 1e10 and 0x10 have none."""
+UNIT_BEFORE = re.compile(r"^([A-Z]{3})\s?([+-]?\d.*)$")
 SCALES = frozenset(
     {"k", "m", "b", "t", "e", "bn", "mn", "mm", "mio", "mrd", "mld", "tsd", "million", "billion", "thousand"}
 )

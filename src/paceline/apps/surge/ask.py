@@ -116,8 +116,8 @@ async def predict(
     client: AppClient, item: SurgeItem, style: str, settings: AppSettings, samples: int = 0
 ) -> tuple[str, AppAnswer[Any]]:
     """The predicted output, "" where no answer came, and the answer that it stands in. Its confidence is that of the
-    output alone, not of the thoughts before it: with `samples` the share of that number of further answers that say the same,
-    else the probability of the output."""
+    output alone, not of the thoughts before it: with `samples` the share of that number of further answers that say the
+    same, else the probability of the output."""
     verdict = item.rule == "errors"
     form: Any = AppSchema(VERDICT) if verdict else AppText()
     given = await ask(client, form, prompt(item, style), settings)

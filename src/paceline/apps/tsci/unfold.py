@@ -24,7 +24,8 @@ FEWEST_TIMES = 3
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A value of the unfolded series: its time, its key where several series stand in the table, its text, and its row's number."""
+    """A value of the unfolded series: its time, its key where several series stand in the table, its text, and the
+    number of its row."""
 
     time: str
     key: tuple[str, ...]
