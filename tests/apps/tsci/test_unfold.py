@@ -121,6 +121,7 @@ def test_layouts_are_read_in_order_with_their_times(tmp_path: Path, layout: str)
         (table(["date", "n"], *([d, f"{n}%" if n % 2 else f"0.{n}"] for n, d in enumerate(DAYS_))), "per cent"),
         (table(["date", "n"], *([d, f"{'$€'[n % 2]}{n}"] for n, d in enumerate(DAYS_))), "different currencies"),
         (table(["date", "n"], *([d, f"1.{n}{'KM'[n % 2]}"] for n, d in enumerate(DAYS_))), "'1.0K' is not a number"),
+        (table(["date", "n"], *([d, "2e300"] for d in DAYS_)), r"holds 2e\+300, too large"),
         ('[{"date": "2024-01-01"}]', "holds JSON"),
         ("PK\x03\x04....", "a workbook of Excel"),
     ],

@@ -294,8 +294,14 @@ def placed(name: str, values: Floats, time: Sequence[str], read: ParsedTimes, pl
     return Series(name, np.array(made), tuple(texts), period_of(read), read.notes)
 
 
+LARGEST_VALUE = 1e100
+"""Size of a value up to which errors can be squared."""
+
+
 def _check(values: Floats, place: str) -> None:
     known = values[np.isfinite(values)]
+    if len(known) and np.abs(known).max() > LARGEST_VALUE:
+        raise ValueError(f"{place} holds {np.abs(known).max():g}, too large to be forecast; give a larger unit.")
     if len(known) < 10:
         raise ValueError(
             f"{place} has {len(known)} values; 10 or more are needed. Give a row for each time: where times are "
