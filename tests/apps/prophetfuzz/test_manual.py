@@ -1,5 +1,8 @@
 """Man pages: the shipped one, and pages of the system where they are."""
 
+import bz2
+import gzip
+import lzma
 import shutil
 from pathlib import Path
 
@@ -82,3 +85,69 @@ def test_pages_that_cannot_be_used(tmp_path: Path) -> None:
         read_page(tmp_path / "y.1.gz")
     with pytest.raises(ManualError, match=r"no man page|no man command"):
         find_page("no-such-program-here")
+
+
+PAGE = """.TH X 1
+.SH Name
+x \\- do x
+.SH Options
+.TP
+.BR \\-a ", " \\-\\-all
+All.
+.TP
+.B \\-\\-help
+Display this help.
+.TP
+.B \\-\\-jobs
+Run at once.
+"""
+
+
+@needs_groff
+@pytest.mark.parametrize("packed", ["x.1", "x.1.gz", "x.1.bz2", "x.1.xz", "link.1"])
+def test_pages_may_be_packed_links_and_have_headings_in_small_letters(tmp_path: Path, packed: str) -> None:
+    """A tag of six characters ran into its text, and the options below it became its spellings."""
+    pack = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}.get(Path(packed).suffix, bytes)
+    (tmp_path / "man1").mkdir()
+    page = tmp_path / "man1" / packed.replace("link", "x")
+    page.write_bytes(pack(PAGE.encode()))
+    if packed.startswith("link"):
+        page = tmp_path / "man1" / packed
+        page.write_text(".so man1/x.1\n")
+    options = read_page(page).options
+    assert [(o.spellings, o.value, o.text) for o in options] == [
+        (("-a", "--all"), "", "All."), (("--help",), "", "Display this help."), (("--jobs",), "", "Run at once."),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("help.txt", "Usage: z [OPTION]... FILE\n\n  -a, --all          all of it\n  -b, --block=SIZE   not with -a\n"
+                     "      --color[=WHEN] colours\n  -h, --help         help\n"),
+        ("z.md", "# z\n\n## Options\n\n- `-a`, `--all`: all of it\n- `-b`, `--block=SIZE`: not with `-a`\n"
+                 "- `--color`: colours\n- `-h`, `--help`: help\n"),
+        ("z.html", "<html><dl><dt>-a, --all</dt><dd>all of it</dd><dt>-b, --block=SIZE<dd>not with -a"
+                   "<dt>--color</dt><dd>colours</dd><dt>-h, --help</dt><dd>help</dd></dl></html>"),
+    ],
+)  # fmt: skip
+def test_options_are_read_from_other_formats(tmp_path: Path, name: str, text: str) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    found = read_page(path).options
+    assert [o.key for o in found] == ["--all", "--block", "--color", "--help"]
+    assert found[1].value == "SIZE" and found[1].text == "not with -a"
+
+
+def test_what_is_no_page_is_refused_with_what_was_expected(tmp_path: Path) -> None:
+    path = tmp_path / "x.1.gz"
+    path.write_bytes(b"\x1f\x8b\x08\x00abc")
+    with pytest.raises(ManualError, match="cannot be read"):
+        read_page(path)
+    path = tmp_path / "x.txt"
+    path.write_text("Z [/A] file\n")
+    with pytest.raises(ManualError, match="what --help prints, Markdown or HTML"):
+        read_page(path)
+    (tmp_path / "y.1").write_text(".so man1/gone.1\n")
+    with pytest.raises(ManualError, match=r"refers to man1/gone.1, which is not there"):
+        read_page(tmp_path / "y.1")

@@ -10,6 +10,15 @@ from paceline.apps.quantagent.bars import read_windows
 BAR_FILES = {
     "exchange": ("17000000{:02d}000,40.0,41.5,39.0,40.5,1.5,0\n", ""),
     "terminal": ("2024.01.02,10:{:02d},40.0,41.5,39.0,40.5,7\n", ""),
+    "letters": ("17000000{:02d}000,40.0,40.5,41.5,39.0\n", "t,o,c,h,l\n"),
+    "German": ("{:02d}.01.2024;40,0;41,5;39,0;40,5\n", "Datum;Erster;Hoch;Tief;Schlusskurs\n"),
+    "Spanish": ('{:02d}.01.2024,"40,5","40,0","41,5","39,0"\n', "Fecha,Último,Apertura,Máximo,Mínimo\n"),
+    "French": ("{:02d}/01/2024;40.5;40;41.5;39\n", "Date;Clôture;Ouverture;Plus haut;Plus bas\n"),
+    "Chinese": ("2024-01-{:02d},40,40.5,41.5,39\n", "日期,开盘,收盘,最高,最低\n"),
+    "two columns": (
+        "2024.01.02\t10:{:02d}:00\t40\t41.5\t39\t40.5\n",
+        "<DATE>\t<TIME>\t<OPEN>\t<HIGH>\t<LOW>\t<CLOSE>\n",
+    ),
     "portal": ('"01/{:02d}/2024","40.5","40.0","41.5","39.0","1.25M"\n', "Date,Price,Open,High,Low,Vol.\n"),
 }
 
@@ -30,3 +39,25 @@ def test_numbers_that_are_no_bars_are_refused(tmp_path: Path) -> None:
     path.write_text("".join(f"2024-01-{day},40,39,41,40.5\n" for day in range(10, 30)))
     with pytest.raises(ValueError, match="has no column open"):
         read_windows(path)
+
+
+def test_bars_come_in_order_of_time_whatever_their_column_is_called(tmp_path: Path) -> None:
+    """A heading that was not known as one of times left the newest bar first: prices ran backwards, unsaid."""
+    path = tmp_path / "bars.csv"
+    for heading in ("Period", "Gmt time", "Open time", "Handelstag"):
+        rows = "".join(f"2024-01-{day},40,41,39,{40 + day / 100}\n" for day in range(30, 10, -1))
+        path.write_text(f"{heading},open,high,low,close\n{rows}")
+        (bars,) = read_windows(path).values()
+        assert bars.close[-1] == 40.3 and "put in order" in bars.notes[0]
+    path.write_text("open,high,low,close\n" + "40,41,39,40\n" * 20)
+    assert "first row is taken to be the oldest" in read_windows(path)["1"].notes[0]
+
+
+def test_assets_of_one_file_are_windows(tmp_path: Path) -> None:
+    path = tmp_path / "bars.csv"
+    rows = "".join(
+        f"2024-01-{day},{name},{k},{k},{k},{k}\n" for day in range(10, 30) for name, k in (("A", 1), ("B", 2))
+    )
+    path.write_text("date,ticker,open,high,low,close\n" + rows)
+    windows = read_windows(path)
+    assert list(windows) == ["A", "B"] and windows["B"].close.tolist() == [2.0] * 20

@@ -457,3 +457,27 @@ def test_classes_derive_from_bases_that_are_not_there(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, path], capture_output=True, text=True, encoding="utf-8", timeout=60)
     assert done.stdout.startswith("M\u00fcller"), done.stderr
     assert {4, 5} <= tainted(LACKS_ITS_BASES, 0, (), [3])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "del cache['k']\nobject_.inner = 5\nrows[3] = rows[1] + rows[2]\n",
+        "while (chunk := stream.read(1024)):\n    handle(chunk)\nprint('after')\n",
+        "import json, sys\nwith open(sys.argv[1]) as f:\n    d = json.load(f)\nprint(d['items'][0]['price'])\n",
+        "from argparse import ArgumentParser\np = ArgumentParser()\np.add_argument('input', type=int)\n"
+        "print(p.parse_args().input * rate)\n",
+    ],
+)
+def test_fragments_run_to_their_end_and_so_does_what_is_written_out(tmp_path: Path, source: str) -> None:
+    made = ran(source, Ordered(usual_order, "search"), 2)
+    assert made.ran == made.lines and made.end is None and made.stopped is None
+    path = tmp_path / "made.py"
+    path.write_text(standalone(made))
+    subprocess.run([sys.executable, path], check=True, cwd=tmp_path, timeout=30)
+
+
+def test_a_crash_of_native_code_is_said() -> None:
+    source = "import ctypes\nctypes.string_at(0)\nprint(x)\n"
+    made = asyncio.run(PicoRunner(Nothing(), 1).run("f", source))
+    assert "SIGSEGV" in made.problem and made.ran == {1, 2}

@@ -7,11 +7,14 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from paceline.apps.common.client import Token
+from paceline.apps.common.confidence import of_part
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.surge.ask import SURGE_SYSTEM, SurgeRecord, prompt
 from paceline.apps.surge.command import app
+from paceline.apps.surge.extract import answer, span
 from paceline.apps.surge.items import SurgeItem, question, write
-from paceline.apps.surge.table import floors, line, summary, unsure
+from paceline.apps.surge.table import NEVER_SURE, floors, line, summary, threshold_for, unsure
 from tests.apps.scripted import scripted
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (pip install 'paceline[apps]')")
@@ -156,3 +159,47 @@ def test_what_calls_share_comes_first() -> None:
     a, b = (prompt(item, "few").messages() for item in ITEMS[:2])
     assert a[:-1] == b[:-1]
     assert a[-1]["content"].startswith("main.py")
+
+
+@pytest.mark.parametrize("reply", ["Thought: 3*2.\nOutput:\n```\n6\n```\n", "Thought: x\nOutput: `6`", "6"])
+def test_confidence_is_of_the_output_alone(reply: str) -> None:
+    """The tokens of a long thought hid an output of which the model was not sure."""
+    tokens = [Token(each, -2.0 if each == "6" else -0.01) for each in reply]
+    begin, end = span(reply)
+    assert answer(reply) == reply[begin:end].strip() == "6"
+    assert of_part(tokens, begin, end) == pytest.approx(0.1353, abs=1e-3)
+
+
+def test_confidence_by_samples_is_the_share_that_agrees(items: Path, tmp_path: Path) -> None:
+    def script(body: dict[str, Any]) -> Any:
+        wrong = "{}" if asked(body).rule == "errors" else "Output:\n```\nother\n```"
+        return [oracle(body), oracle(body), wrong, wrong] if body.get("n") else oracle(body)
+
+    with scripted(script) as (url, _):
+        found = invoke("run", str(items), "--url", url, "--out", str(tmp_path), "--samples", "4")
+    assert {record["confidence"] for record in found["records"]} == {0.5}
+    assert {row["run"] for row in found["unsure"] if row["threshold"] > 0.5} == {1.0}
+
+
+def test_a_threshold_is_the_least_confidence_that_was_right_often_enough(tmp_path: Path) -> None:
+    rows = [{"confidence": n / 40, "score": float(n > 20 or n == 5)} for n in range(40)]
+    assert threshold_for(rows, 1.0) == 21 / 40 and threshold_for(rows, 0.9) == 19 / 40
+    assert threshold_for([{**row, "score": 0.0} for row in rows], 0.5) == NEVER_SURE
+    with pytest.raises(ValueError, match="20 or more are needed"):
+        threshold_for(rows[:9], 0.9)
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps({"samples": 4, "style": "cot", "records": rows}))
+    program = tmp_path / "a.py"
+    program.write_text("print(1)")
+    args = [
+        "predict",
+        str(program),
+        "--command",
+        "python3 a.py",
+        "--measured",
+        str(path),
+        "--url",
+        "http://127.0.0.1:9",
+    ]
+    refused = CliRunner().invoke(app, args)
+    assert refused.exit_code == 2 and "was measured with --samples 4" in refused.output

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, TypeVar
 
-from .client import AppClient, AppReply, AppSample, CallError
+from .client import AppClient, AppReply, AppSample, CallError, Token
 from .confidence import mean, over_words
 from .forms import Form
 
@@ -63,6 +63,8 @@ class AppAnswer(Generic[T]):
     confidence: float | None = None
     probabilities: Mapping[str, float] = field(default_factory=dict)
     attempts: int = 1
+    tokens: tuple[Token, ...] = field(default=(), repr=False)
+    """Tokens of the text, where log-probabilities came."""
 
     def get(self) -> T:
         """The value. Raises AskError where there is none."""
@@ -192,4 +194,6 @@ def read(form: Form[T], sample: AppSample, native: bool, attempt: int = 1) -> Ap
     words = over_words(sample.tokens, form.words, not native) if form.words else {}
     sure = words.get(str(value)) if form.words else mean(sample.tokens)
     outcome: Outcome = "ok" if attempt == 1 else "retried"
-    return AppAnswer(value, outcome, sample.text, confidence=sure, probabilities=words, attempts=attempt)
+    return AppAnswer(
+        value, outcome, sample.text, confidence=sure, probabilities=words, attempts=attempt, tokens=tuple(sample.tokens)
+    )

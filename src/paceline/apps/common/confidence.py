@@ -16,6 +16,17 @@ def mean(tokens: Sequence[Token]) -> float | None:
     return math.exp(sum(t.logprob for t in tokens) / len(tokens)) if tokens else None
 
 
+def of_part(tokens: Sequence[Token], begin: int, end: int) -> float | None:
+    """The probability of the part [begin, end) of the text that the tokens make, in characters: the product over the
+    tokens that lie in it. None without log-probabilities."""
+    total, at, found = 0.0, 0, False
+    for token in tokens:
+        at, before = at + len(token.token), at
+        if before < end and at > begin and token.token.strip():
+            total, found = total + token.logprob, True
+    return math.exp(total) if found else None
+
+
 def over_words(tokens: Sequence[Token], words: Sequence[str], wrapped: bool) -> dict[str, float]:
     """The probability of each word, summing to 1; empty without log-probabilities.
 

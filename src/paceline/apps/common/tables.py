@@ -14,28 +14,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .headings import captions, distinct, headed, joined_heads, lines_of, sums, titled, value_like
+from .numbers import (
+    GROUPED,
+    GROUPED_TWICE,
+    MISSING,
+    WHOLE_NUMBER,
+    TableError,
+    bare,
+    decimal_comma,
+    number,
+    numbers,
+    sure_comma,
+)
+
 SEPARATORS = ",;\t|"
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "-", "#n/a", "?"})
-TABLE_SUMS = frozenset({"total", "totals", "sum", "grand total", "average", "mean", "summe", "gesamt", "gesamtsumme",
-                  "suma", "somme", "totale"})  # fmt: skip
-AROUND = re.compile(r"^[\s€$£¥%]+|(?<![\s€$£¥%])[\s€$£¥%]+$|(?<=\d)['\u00a0\u202f ](?=\d{3})")
-"""Signs around a number, and blanks or apostrophes between its thousands. A run of them is looked at once, however long
-it is."""
-DECIMAL_COMMA = re.compile(r"^[+-]?(\d{1,3}(\.\d{3})+|\d+)?,\d+$")
-POINT = re.compile(r"^[+-]?\d+\.\d+(e[+-]?\d+)?$", re.IGNORECASE)
-GROUPED = re.compile(r"^[+-]?[1-9]\d{0,2}(\.\d{3})+$")
-GROUPED_TWICE = re.compile(r"^[+-]?[1-9]\d{0,2}(\.\d{3}){2,}$")
-"""1.204.500: points that can part nothing but thousands."""
-WHOLE_NUMBER = re.compile(r"^[+-]?\d+$")
-THOUSANDS = re.compile(r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$")
-TWO_WAYS = re.compile(r"^[+-]?[1-9]\d{0,2},\d{3}$")
-"""1,234 is a thousand or a decimal: where semicolons part the columns a comma is the decimal sign."""
 RARE = 0.15
 """Share of bytes beyond ASCII below which a text is of western Europe: a detector needs more of them to tell."""
-
-
-class TableError(ValueError):
-    """A file that is no table; the text is a sentence that says what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +69,7 @@ class TextTable:
     def points_part(self, name: str) -> bool:
         """Whether the points of a column could be decimal ones and part thousands all the same, since other columns of
         the table have decimal commas."""
-        plain = [each for each in (AROUND.sub("", text) for text in self.column(name)) if each.lower() not in MISSING]
+        plain = [each for each in (bare(text) for text in self.column(name)) if each.lower() not in MISSING]
         if not any("." in each for each in plain) or any(GROUPED_TWICE.match(each) for each in plain):
             return False
         grouped = all(GROUPED.match(each) or WHOLE_NUMBER.match(each) for each in plain)
@@ -93,12 +88,14 @@ class TextTable:
 def read_table(path: Path) -> TextTable:
     """A CSV file (.gz too), separated by comma, semicolon, tab or bar. Raises TableError, OSError."""
     text, notes = decoded(path)
+    no_table(text, path)
     lines = text.splitlines()
     mark = separator(lines[:50])
-    if mark != ",":
-        notes.append(f"{path.name}: columns are separated by {NAMES[mark]}.")
+    blanks = split_at_blanks(lines) if mark == "," and "," not in text else None
+    if mark != "," or blanks:
+        notes.append(f"{path.name}: columns are separated by {'blanks' if blanks else NAMES[mark]}.")
     try:
-        reader = csv.reader(lines, delimiter=mark)
+        reader = csv.reader(blanks or lines, delimiter="\t" if blanks else mark)
         read = [(tuple(cell.strip() for cell in row), reader.line_num) for row in reader]
     except csv.Error as error:
         raise TableError(f"{path} is no table ({error}); look for a quotation mark that nothing closes.") from error
@@ -108,7 +105,11 @@ def read_table(path: Path) -> TextTable:
     above = captions([row for row, _ in read])
     rows = [row for row, _ in read[above:]]
     body, header = rows, tuple(f"column{n + 1}" for n in range(len(rows[0])))
-    if titled(rows):
+    two = joined_heads(rows) if titled(rows) and not (len(rows) > 1 and rows[1][0].lower() == "ticker") else None
+    if two is not None:
+        header, body = two[0], rows[2:]
+        notes.append(f"{path.name}: {two[1]}")
+    elif titled(rows):
         header, body = rows[0], rows[1:]
         if body and body[0][0].lower() == "ticker":  # yfinance writes two more lines of headings
             header, body = (
@@ -119,21 +120,68 @@ def read_table(path: Path) -> TextTable:
         ragged(path, read[above:], mark)
         notes.append(f"{path.name} has no header; its columns are called {', '.join(header[:3])}.")
     if above:
-        said = f"the first {read[0][0][0][:40]!r}"
-        notes.append(f"{path.name}: {lines_of(above)} above the table, {said}, left out.")
+        title = f"the first {read[0][0][0][:40]!r}"
+        notes.append(f"{path.name}: {lines_of(above)} above the table, {title}, left out.")
     first = read[len(read) - len(body)][1] if body else read[-1][1] + 1
+    below = 0
+    while len(body) > 2 and len(header) > 2 and body[-1][0] and not any(body[-1][1:]) and any(body[0][1:]):
+        if value_like(body[-1][0]):
+            break
+        below, body = below + 1, body[:-1]
+    if below:
+        notes.append(f"{path.name}: {lines_of(below)} below the table left out.")
     while len(body) > 1 and sums(body[-1]) and not sums(body[-2]):
         notes.append(f"{path.name}: the last row ({body[-1][0]!r}) is a sum and was left out.")
         body = body[:-1]
+    again = [at for at, row in enumerate(body) if row == header]
+    if again:
+        notes.append(f"{path.name}: the headings come again further down; {lines_of(len(again))} left out.")
+    header, said = distinct(header)
+    notes += [f"{path.name}: {each}" for each in said]
     wide = len(header)
-    for number, row in enumerate(body, first):
+    for line, row in enumerate(body, first):
         if any(row[wide:]):
             raise TableError(
-                f"{path}, row {number}: there are {len(row)} cells under {wide} headings; put cells that hold {mark!r} "
+                f"{path}, row {line}: there are {len(row)} cells under {wide} headings; put cells that hold {mark!r} "
                 "in quotation marks."
             )
-    filled = tuple((row + ("",) * wide)[:wide] for row in body)
-    return TextTable(header, filled, tuple(notes), first, mark, above > 0 or len(body) < len(rows) - 1)
+    kept = [at for at in range(len(body)) if at not in again]
+    filled = tuple((body[at] + ("",) * wide)[:wide] for at in kept)
+    lines_kept = tuple(first + at for at in kept) if again else ()
+    return TextTable(
+        header,
+        filled,
+        tuple(notes),
+        first,
+        mark,
+        above > 0 or len(body) < len(rows) - 1 or bool(said or blanks or again),
+        lines_kept,
+    )
+
+
+def split_at_blanks(lines: Sequence[str]) -> list[str] | None:
+    """Lines with tabs between their columns, where blanks part all of them in the same number and the first is one of
+    headings; else None."""
+    filled = [line for line in lines if line.strip()]
+    for mark in (r"\s{2,}", r"\s+"):
+        rows = [re.split(mark, line.strip()) for line in filled]
+        if len(rows) > 2 and len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 and headed(rows):
+            return ["\t".join(row) for row in rows]
+    return None
+
+
+NO_TABLES = (("PK\x03\x04", "a workbook of Excel or a zip archive"), ("{", "JSON"), ("[{", "JSON"), ("[\n", "JSON"),
+             ("[\r", "JSON"), ("<!", "HTML or XML"), ("<html", "HTML"), ("<?xml", "XML"),
+             ("PAR1", "Parquet"), ("SQLite format 3", "a database of SQLite"), ("%PDF", "PDF"))  # fmt: skip
+"""How files of other kinds begin, and what they are called."""
+
+
+def no_table(text: str, path: Path) -> None:
+    """Raises TableError for what begins as a file of another kind does."""
+    begun = text.lstrip()[:20]
+    for start, what in NO_TABLES:
+        if begun.lower().startswith(start.lower()):
+            raise TableError(f"{path} holds {what}; save it as CSV, with a row for each time.")
 
 
 def ragged(path: Path, rows: Sequence[tuple[tuple[str, ...], int]], mark: str) -> None:
@@ -155,28 +203,6 @@ def ragged(path: Path, rows: Sequence[tuple[tuple[str, ...], int]], mark: str) -
 NAMES = {";": "semicolons", "\t": "tabs", "|": "bars", ",": "commas"}
 
 
-def captions(rows: Sequence[Sequence[str]]) -> int:
-    """How many rows stand above the table's headings: those with fewer cells than most rows, or with their first one
-    alone. A row of several cells is one only where headings follow for sure."""
-    wide = [max(at for at, cell in enumerate(row, 1) if cell) for row in rows[:200]]
-    usual = max(set(wide), key=wide.count)
-    for at, row in enumerate(rows[: len(wide)]):
-        alone = row[0] and not any(row[1:]) and not value_like(row[0])
-        if usual == 1 or not (len(row) < usual or alone):
-            short = max(wide[:at], default=0)
-            return at if short < 2 or headed(rows[at:]) else 0
-    return 0
-
-
-def lines_of(count: int) -> str:
-    return "a line" if count == 1 else f"{count} lines"
-
-
-def sums(row: Sequence[str]) -> bool:
-    """Whether a row adds up or averages those above, as exports have it at their end."""
-    return row[0].lower().rstrip(":") in TABLE_SUMS
-
-
 def decoded(path: Path) -> tuple[str, list[str]]:
     """A file's text, and what to say of its encoding. Raises TableError, OSError."""
     raw = path.read_bytes()
@@ -184,6 +210,7 @@ def decoded(path: Path) -> tuple[str, list[str]]:
         raw = gzip.decompress(raw) if path.suffix == ".gz" else raw
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise TableError(f"{path} cannot be unpacked ({error}); pack it again.") from error
+    no_table(raw[:20].decode("latin-1"), path)
     for encoding in ("utf-16",) if raw[:2] in (b"\xff\xfe", b"\xfe\xff") else ("utf-8-sig",):
         try:
             return raw.decode(encoding), []
@@ -215,75 +242,10 @@ def separator(lines: Sequence[str]) -> str:
     return decimal[0] if best == "," and decimal else best if fit(best)[0] else ","
 
 
-def titled(rows: Sequence[Sequence[str]]) -> bool:
-    """Whether the first row is a header: it has a text where the others have numbers or times, or no number at all."""
-    return headed(rows) is not False
-
-
-def headed(rows: Sequence[Sequence[str]]) -> bool | None:
-    """Whether the first row is a header; None where no column of numbers or times tells."""
-    rest = rows[1:20]
-    for at, cell in enumerate(rows[0]):
-        below = [row[at] for row in rest if at < len(row) and row[at].lower() not in MISSING]
-        if below and all(value_like(each) for each in below):
-            return not value_like(cell)
-    return None
-
-
-def value_like(text: str) -> bool:
-    """A number or something that begins or ends with digits, as a date does."""
-    return number(text) is not None or bool(re.match(r"^\d{1,4}[-/. ]\S*\d", text))
-
-
-def number(text: str, comma: bool | None = None) -> float | None:
-    """A number as people write it; None for what is none. `comma`: a comma is the decimal sign; None: where the text
-    alone says so."""
-    plain = AROUND.sub("", text)
-    if comma or (comma is None and DECIMAL_COMMA.match(plain) and not THOUSANDS.match(plain)):
-        plain = plain.replace(".", "").replace(",", ".")
-    elif THOUSANDS.match(plain):
-        plain = plain.replace(",", "")
-    elif GROUPED_TWICE.match(plain):
-        plain = plain.replace(".", "")
-    try:
-        value = float(plain)
-    except ValueError:
-        return None
-    return value if abs(value) < float("inf") else None
-
-
-def decimal_comma(texts: Sequence[str], mark: str = ",") -> bool:
-    """Whether a column writes decimals with a comma: a cell shows it, as 1,5 and 1.204.500 do, and none has a point
-    where decimals stand; 1,234 alone shows it where `mark`, which parts the columns, is a semicolon. Raises TableError
-    where cells contradict each other."""
-    plain = [AROUND.sub("", text) for text in texts]
-    shown = [each for each in plain if sure_comma(each)]
-    if not shown and mark == ";" and not any(THOUSANDS.match(each) and not TWO_WAYS.match(each) for each in plain):
-        shown = [each for each in plain if TWO_WAYS.match(each)]
-    if not shown:
-        return False
-    points = [each for each in plain if POINT.match(each) and not GROUPED.match(each)]
-    if points:
-        has = "points between thousands" if GROUPED_TWICE.match(shown[0]) else "a decimal comma"
-        raise TableError(f"{shown[0]!r} has {has} and {points[0]!r} a decimal point; write all rows alike.")
-    return True
-
-
-def sure_comma(plain: str) -> bool:
-    """Whether one number alone tells that commas are decimal signs where it stands; 1,234 may be a thousand."""
-    return bool((DECIMAL_COMMA.match(plain) and not THOUSANDS.match(plain)) or GROUPED_TWICE.match(plain))
-
-
 def shows_commas(texts: Sequence[str], mark: str) -> bool:
     """Whether a column of numbers alone has decimal commas for sure, so that other columns have them as well."""
     try:
-        sure = any(sure_comma(AROUND.sub("", text)) for text in texts) and decimal_comma(texts, mark)
+        sure = any(sure_comma(bare(text)) for text in texts) and decimal_comma(texts, mark)
         return sure and all(text.strip().lower() in MISSING or number(text, True) is not None for text in texts)
     except TableError:
         return False
-
-
-def numbers(texts: Sequence[str], mark: str = ",") -> list[float | None]:
-    """A column's values; not a number where one is missing, None where a cell is no number."""
-    comma = decimal_comma(texts, mark)
-    return [float("nan") if each.strip().lower() in MISSING else number(each, comma) for each in texts]

@@ -14,10 +14,15 @@ from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from typing import Literal
 
+from .time_numbers import DAY_HEADINGS, written_out
+
 TIME_COLUMNS = frozenset(
     {
         "datetime", "date", "time", "timestamp", "ds", "day", "month", "year", "period", "index", "step", "t", "datum",
-        "zeit", "zeitpunkt", "fecha", "jour", "mois", "monat", "jahr", "week", "quarter", "date_time",
+        "zeit", "zeitpunkt", "fecha", "jour", "mois", "monat", "jahr", "week", "quarter", "date_time", "date time",
+        "open time", "open_time", "opentime", "gmt time", "local time", "unix", "epoch", "woche", "quartal", "uhrzeit",
+        "buchungstag", "año", "mes", "semana", "hora", "année", "semaine", "heure", "trimestre", "anno", "mese", "mês",
+        "fiscal year", "日付", "日期", "时间", "時間", "日時", "날짜", "дата",
     }
 )  # fmt: skip
 """Headers of columns that hold times."""
@@ -26,10 +31,16 @@ PLAIN_NUMBER = re.compile(r"^[+-]?\d+(\.\d+)?$")
 FORMATS = (
     "%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y.%m.%d", "%Y.%m.%d %H:%M", "%Y.%m.%d %H:%M:%S", "%Y-%m",
     "%Y/%m", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%d. %b %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y",
-    "%B %d %Y", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y-%b", "%a, %d %b %Y %H:%M:%S %Z", "%Y%m%dT%H%M%S",
+    "%B %d %Y", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y-%b", "%Y %b",
+    "%b %y", "%m/%Y", "%m-%Y",
+    "%A, %b %d, %Y", "%A, %d %b %Y", "%a, %d %b %Y", "%a %d %b %Y", "%a %b %d %Y",
+    "%a, %d %b %Y %H:%M:%S %Z", "%Y%m%dT%H%M%S",
 )  # fmt: skip
 CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
-QUARTER = re.compile(r"^(?P<year>\d{4})[-/ ]?[QqTt](?P<part>[1-4])$|^[QqTt](?P<part2>[1-4])[-/ ]?(?P<year2>\d{4})$")
+PART_FIRST = re.compile(r"^(?:([QqTt])([1-4])|([HhSs])([12])|([1-4])([QqTt]))[-/' ]{0,2}(\d{4}|\d{2})$")
+YEAR_FIRST = re.compile(r"^(?:FY ?)?(\d{4})[-/ ]?(?:([QqTt])([1-4])|([HhSs])([12]))$")
+"""Quarters and halves of years: Q1 2023, 1Q23, 2023-H2."""
+CJK_DAY = re.compile(r"^(\d{4})\s?[年년]\s?(\d{1,2})\s?[月월](?:\s?(\d{1,2})\s?[日일])?$")
 MONTH_WORDS = {
     word: number
     for number, words in enumerate(
@@ -48,7 +59,6 @@ Unit = Literal["", "seconds", "days", "business days", "months"]
 DAY = 86400.0
 MANY_TIMES_MORE = 10
 """Ratio of gaps above which the order of day and month with fewer gaps is taken."""
-EPOCH_FROM, EPOCH_TO = 3652 * DAY, 47482 * DAY
 
 
 class TimeError(ValueError):
@@ -102,15 +112,17 @@ def after(begun: datetime, unit: Unit, step: float, number: int) -> datetime:
 def ordered(texts: Sequence[str], place: str, named: bool = True) -> ParsedTimes:
     """Raises TimeError for times that cannot be read, can be read two ways, or come twice. `named`: the column's header
     says that it holds times; without that a column of other texts is taken as none."""
-    cleaned = [text.strip() for text in texts]
+    cleaned = [" ".join(text.split()) for text in texts]
     plain = tuple(range(len(cleaned)))
-    if named and (clock := since_1970(cleaned)) is not None:
-        read = ordered(clock, place)
-        return replace(read, notes=(f"{place}: the numbers were read as times since 1970, in UTC.", *read.notes))
+    bare = named and all(PLAIN_NUMBER.match(text) for text in cleaned)
+    if bare and (made := written_out(cleaned, DAY_HEADINGS.search(place) is not None)) is not None:
+        read = ordered(made[0], place)
+        return replace(read, notes=(f"{place}: the numbers were read as {made[1]}.", *read.notes))
     if all(PLAIN_NUMBER.match(text) for text in cleaned) and not dated(cleaned):
         return numbers([float(text) for text in cleaned], place, named)
     if not named and not any(known(text) for text in cleaned):
-        return ParsedTimes(plain)
+        said = f"{place}: {cleaned[0][:40]!r} is not read as a time; the rows are taken in the order of the file."
+        return ParsedTimes(plain, notes=(said,) if cleaned else ())
     found = parsed(cleaned, place)
     order = tuple(sorted(plain, key=lambda at: found[at]))
     inside = [found[at] for at in order]
@@ -133,16 +145,6 @@ def dated(texts: Sequence[str]) -> bool:
     return all(
         len(text) == 8 and text.isdigit() and "1800" < text[:4] < "2200" and attempt("%Y%m%d")(text) for text in texts
     )
-
-
-def since_1970(texts: Sequence[str]) -> list[str] | None:
-    """Seconds or milliseconds since 1970 in ISO form, if all texts are such of the years 1980 to 2099; else None."""
-    for digits, unit in ((9, 1), (10, 1), (12, 1000), (13, 1000)):
-        if all(len(text) == digits and text.isdigit() for text in texts):
-            found = [int(text) / unit for text in texts]
-            if min(found) > EPOCH_FROM and max(found) < EPOCH_TO:
-                return [datetime.fromtimestamp(each, UTC).replace(tzinfo=None).isoformat() for each in found]
-    return None
 
 
 def numbers(values: Sequence[float], place: str, named: bool) -> ParsedTimes:
@@ -195,8 +197,15 @@ def one(text: str) -> datetime | None:
         return datetime.fromisoformat(text)
     except ValueError:
         pass
-    if match := QUARTER.match(text):
-        return datetime(int(match["year"] or match["year2"]), 3 * int(match["part"] or match["part2"]) - 2, 1)
+    if match := YEAR_FIRST.match(text):
+        year, _, quarter, _, half = match.groups()
+        return datetime(int(year), 3 * int(quarter) - 2 if quarter else 6 * int(half) - 5, 1)
+    if match := PART_FIRST.match(text):
+        _, quarter, _, half, other, _, year = match.groups()
+        month = 6 * int(half) - 5 if half else 3 * int(quarter or other) - 2
+        return datetime(int(year) + (2000 if len(year) == 2 else 0), month, 1)
+    if match := CJK_DAY.match(text):
+        return attempt("%Y-%m-%d")("-".join(each or "1" for each in match.groups()))
     text = WORD.sub(in_english, text.replace(" de ", " "))
     return next((value for form in FORMATS if (value := attempt(form)(text)) is not None), None)
 
@@ -226,6 +235,7 @@ def by_slashes(groups: Sequence[tuple[str, ...]], texts: Sequence[str], place: s
             made = [slashed(g, int(g[day]), int(g[month])) for g in groups]
             if None not in made:
                 ways[name] = [value for value in made if value is not None]
+    ways |= year_first(groups)
     if not ways:
         raise TimeError(
             f"{place}: the times, as {texts[0]!r}, are neither all day/month/year nor all month/day/year; write them "
@@ -236,14 +246,30 @@ def by_slashes(groups: Sequence[tuple[str, ...]], texts: Sequence[str], place: s
     even = {name: values for name, values in ways.items() if even_steps(values)}
     if len(even) == 1:
         return next(iter(even.values()))
+    if "year first" in ways:  # the place that never changes is the year; 01 may as well be a day
+        if len({g[3] for g in groups}) == 1 and not even:
+            del ways["year first"]
+        elif {g[0] for g in groups} != {"01"} and len({g[0] for g in groups}) == 1:
+            return ways["year first"]
+        if len(ways) == 1:
+            return next(iter(ways.values()))
     gaps = {name: lacking(values) for name, values in ways.items()}
-    best, other = sorted(gaps, key=lambda name: gaps[name])
+    best, other, *_ = sorted(gaps, key=lambda name: gaps[name])
     if gaps[best] <= len(texts) and gaps[other] > MANY_TIMES_MORE * (gaps[best] + len(texts)):
         return ways[best]
+    more = ", or with the year" * ("year first" in ways)
     raise TimeError(
-        f"{place}: {texts[0]!r} may begin with the day or with the month, and the rows do not tell; write the times as "
-        "2023-12-31."
+        f"{place}: {texts[0]!r} may begin with the day or with the month{more}, and the rows do not tell; write the "
+        "times as 2023-12-31."
     )
+
+
+def year_first(groups: Sequence[tuple[str, ...]]) -> dict[str, list[datetime]]:
+    """The times as 24-12-31, if all can be such."""
+    if not all(g[1] == "-" and len(g[0]) == len(g[3]) == 2 and int(g[2]) <= 12 for g in groups):
+        return {}
+    made = [slashed((g[3], g[1], g[2], g[0], g[4]), int(g[3]), int(g[2])) for g in groups]
+    return {} if None in made else {"year first": [value for value in made if value is not None]}
 
 
 def even_steps(values: Sequence[datetime]) -> bool:

@@ -4,17 +4,21 @@ The page is set by groff to plain text, and the text is read: that is the same f
 and for pages that mix them.
 """
 
+import bz2
 import gzip
+import html
+import lzma
 import re
 import shutil
 import subprocess
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2013\u2212", "-") | dict.fromkeys("\u2018\u2019", "'"))
 FLAG = re.compile(r"^(--?[A-Za-z0-9?#@][\w.+-]*|-[A-Za-z0-9?#@])(\[?=| )?(.*)$")
-FUZZ_HEADING = re.compile(r"^[A-Z][A-Z0-9 ,/&'()-]+$")
+FUZZ_HEADING = re.compile(r"^[A-Z][\w,/&'-]*(?: [\w,/&'()-]+){0,6}:?$")
 VALUE = re.compile(r"^[\[<{]?[\w.:,|+*/-]+[\]>}]*(\.\.\.)?$")
 BULLET = re.compile(r"^(\s*)[\u00b7\u2022\u25cf*]\s+(?=-)")
 OR_OTHER = re.compile(r"(?<=\S) {1,8}or {1,8}-(?=-?\w)")
@@ -69,15 +73,67 @@ def described(option: Option) -> str:
 
 
 def read_page(page: Path) -> Manual:
-    """Read a man page in groff, compressed or not. Raises ManualError."""
-    try:
-        raw = gzip.decompress(page.read_bytes()) if page.suffix == ".gz" else page.read_bytes()
-    except (OSError, gzip.BadGzipFile) as error:
-        raise ManualError(f"{page} cannot be read ({error}); give a man page.") from error
-    manual = parse(plain(raw[:LONGEST_PAGE]), page.name.split(".")[0])
+    """Read a man page in groff, compressed or not, or what `--help` prints, Markdown or HTML. Raises ManualError."""
+    raw = unpacked(page)
+    for _ in range(MOST_PAGE_LINKS):
+        if (link := LINKED.match(raw)) is None:
+            break
+        page, raw = linked(page, link[1].decode("utf-8", "replace"))
+    manual = parse(as_text(raw[:LONGEST_PAGE]), page.name.split(".")[0])
     if not manual.options:
-        raise ManualError(f"{page} describes no options; give the page of a program that has some.")
+        raise ManualError(
+            f"{page} describes no options that can be read; give a man page, what --help prints, Markdown or HTML, of "
+            "a program with options such as -a and --all."
+        )
     return manual
+
+
+UNPACKERS = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress, ".lzma": lzma.decompress}
+LINKED = re.compile(rb"\s*\.so\s+(\S+)\s*$")
+"""A page that is nothing but the name of another."""
+MOST_PAGE_LINKS = 4
+
+
+def unpacked(page: Path) -> bytes:
+    """Raises ManualError."""
+    try:
+        raw = page.read_bytes()
+        return UNPACKERS[page.suffix](raw) if page.suffix in UNPACKERS else raw
+    except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
+        raise ManualError(f"{page} cannot be read ({error}); give a man page.") from error
+
+
+def linked(page: Path, name: str) -> tuple[Path, bytes]:
+    """The page that another names, by a path below the folder of all sections, or next to it. Raises ManualError."""
+    for folder in (page.parent.parent, page.parent):
+        for ending in ("", *UNPACKERS):
+            found = folder / f"{name}{ending}"
+            if found.is_file():
+                return found, unpacked(found)
+    raise ManualError(f"{page} refers to {name}, which is not there; give that page with --man.")
+
+
+REQUEST = re.compile(rb"^[.'][ \t]*(TH|Dd|SH|Sh|TP|It|B|PP)\b", re.MULTILINE)
+"""What a page in groff holds."""
+
+
+def as_text(raw: bytes) -> str:
+    """A page as plain text, whatever it is written in."""
+    if REQUEST.search(raw):
+        return plain(raw)
+    text = raw.decode("utf-8", "replace").translate(DASHES).replace("\t", "        ")
+    if re.search(r"<(html|body|dl|pre)\b", text, re.IGNORECASE):
+        text = re.sub(r"(?i)<dt\b[^>]*>", "\n\n  ", re.sub(r"(?i)</dt>|<dd\b[^>]*>", "\n      ", text))
+        text = html.unescape(re.sub(r"<[^<>]{0,2000}>", "", text))
+    text = re.sub(r"(?m)^#{1,6} +(.+?)#*$", lambda found: found[1].strip(), text)
+    return re.sub(
+        r"(?m)^[ ]{0,8}(?:[-*+] +)?((?:`-[^`\n]{1,200}`(?:, | \| |/)?)+):? *(?:- )?", in_markdown, text
+    ).replace("`", "")
+
+
+def in_markdown(found: re.Match[str]) -> str:
+    """An item such as - `-a`, `--all`: as a line of its own."""
+    return f"  {found[1].replace('`', '').replace(' | ', ', ').rstrip(', ')}\n      "
 
 
 def find_page(program: str) -> Path:
@@ -97,16 +153,17 @@ def plain(page: bytes) -> str:
     command = ["groff", "-S", "-t", "-mandoc", "-Tutf8", "-P-c", "-P-b", "-P-o", "-P-u", "-rLL=160n", "-rHY=0"]
     done = subprocess.run(command, input=page, capture_output=True, timeout=60, check=False)
     text = done.stdout.decode("utf-8", "replace").translate(DASHES)
-    return re.sub(r"\x1b\[[0-9;]*m|.\x08", "", text)
+    text = re.sub(r"\x1b\[[0-9;]*m|.\x08", "", text)
+    return re.sub(r"(?m)^.{0,200} {10}[\w.+:-]+\(\d\w{0,3}\)$", "", text)  # the foot of the page
 
 
 def parse(text: str, program: str) -> Manual:
     """Read a page's text: sections by their headings, options by lines that begin with a dash."""
-    sections: dict[str, list[str]] = {}
     current: list[str] = []
+    sections: dict[str, list[str]] = {"": current}
     for line in text.splitlines():
         if FUZZ_HEADING.match(line):
-            current = sections.setdefault(line.strip(), [])
+            current = sections.setdefault(line.strip().rstrip(":").upper(), [])
         else:
             current.append(line)
     name = " ".join(" ".join(sections.get("NAME", [])).split())
@@ -151,6 +208,10 @@ def named(text: str, manual: Manual) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+AS_WIDE_AS_ITS_COLUMN = re.compile(r"^(--?\w{4,5}|-\w, ?-\w) (?=([a-z]+|[A-Z][a-z]+) [\w(])(?!or |and )")
+"""A tag of six characters, such as --help, has one blank between it and its text where tags have seven columns."""
+
+
 def options(lines: list[str]) -> list[Option]:
     """The options of a section: a line with a dash, and what is indented below it."""
     found: list[Option] = []
@@ -166,10 +227,11 @@ def options(lines: list[str]) -> list[Option]:
 
     for line in (OR_OTHER.sub(" or -", BULLET.sub(r"\1", text)) for text in lines):
         bare, depth = line.strip(), len(line) - len(line.lstrip())
-        if FLAG.match(bare) and (not heads or depth <= indent) and prose != depth:
-            if body or depth < indent:
+        long_alone = bare.startswith("--") and depth == indent + len("-a, ")  # below `-b, --block`, as --help has it
+        if FLAG.match(bare) and (not heads or depth <= indent or long_alone) and prose != depth:
+            if body or depth < indent or (heads and long_alone):
                 close()
-            tag, *rest = re.split(r"\s{2,}(?!-)", bare, maxsplit=1)
+            tag, *rest = re.split(r"\s{2,}(?!-)", AS_WIDE_AS_ITS_COLUMN.sub(r"\1  ", bare), maxsplit=1)
             heads.append(tag)
             body += rest
             indent = depth

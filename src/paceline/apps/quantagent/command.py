@@ -3,6 +3,7 @@
 import asyncio
 import json as json_
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -60,6 +61,7 @@ def decide_one(
     with errors():
         asset, rules = file.name.split(".")[0], Rules(deadline, stop, pictures)
         bars = ending(file, window, lookback)
+        noted(bars)
         if watch is not None:
             asyncio.run(watched(asked, file, window, lookback, rules, out, json, watch))
         made, usage = asyncio.run(one(asked, asset, bars, rules))
@@ -100,9 +102,19 @@ def ending(file: Path, window: str | None, lookback: int) -> Bars:
     if name not in windows:
         raise UsageError(f"{file} has no window {name}; it has {', '.join(list(windows)[:8])}.")
     bars = windows[name].last(lookback)
+    if window is None and len(windows) > 1:
+        listed = ", ".join(list(windows)[:5])
+        said = f"{file} holds {len(windows)} windows ({listed}); {name} is read, --window names another."
+        bars = replace(bars, notes=(*bars.notes, said))
     if len(bars) < 34:
         raise UsageError(f"{file}, window {name} has {len(bars)} bars; 34 or more are needed.")
     return bars
+
+
+def noted(bars: Bars) -> None:
+    """How a file was read, on stderr."""
+    for note in bars.notes:
+        typer.echo(note, err=True)
 
 
 def named(made: QuantDecision) -> str:
@@ -150,6 +162,8 @@ def gathered(
 ) -> list[QuantCase]:
     """All cases. Raises UsageError."""
     sources = {file.name.split(".")[0]: loaded(file) for file in files}
+    for windows in sources.values():
+        noted(next(iter(windows.values())))
     if walk:
         sources[WALK] = random_walk(walk, lookback + horizon, seed)
     if not sources:

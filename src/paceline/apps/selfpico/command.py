@@ -180,7 +180,8 @@ def said_of(ran: Ran) -> list[str]:
     errors = [f"  line {f.line}: {f.error}: {f.message}" + (" (the fragment's own)" if f.sure else "")
               for f in sorted(ran.findings, key=lambda f: not f.sure)]  # fmt: skip
     stopped = f"; stopped: {ran.stopped}" if ran.stopped else ""
-    return [f"{ran.name}: {len(ran.ran)} of {len(ran.lines)} lines ran{stopped}", *errors]
+    why = [f"  {ran.problem}"] if ran.problem else []
+    return [f"{ran.name}: {len(ran.ran)} of {len(ran.lines)} lines ran{stopped}", *why, *errors]
 
 
 def emitted(ran: Ran, path: Path) -> str:

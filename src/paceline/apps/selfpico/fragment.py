@@ -11,6 +11,7 @@ import textwrap
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from signal import Signals
 from typing import Any, Literal
 
 from pydantic import TypeAdapter
@@ -24,7 +25,7 @@ from .instrument import FragmentError, PicoProgram, instrument, runnable
 from .predict import STOP, Guess, Hole, PicoRanker, Predictor
 from .search import PicoNeed, PicoSearch, conditions, needs
 from .taint import tainted
-from .uses import PicoUses, allowed, called, fields_of, files_within, given_argv, guess_of, uses_of
+from .uses import PicoUses, allowed, called, fields_of, files_within, form_of, given_argv, guess_of, uses_of
 
 HOLE: TypeAdapter[Hole] = TypeAdapter(Hole)
 PICO_BOX = Path(__file__).parent / "box"
@@ -36,6 +37,7 @@ OWN = "own"
 """Stands in an order for the value that a predictor writes itself."""
 READ_OF_STDIN = {"call:input", "attribute:stdin", "name:stdin", "attribute:argv", "name:argv"}
 """What reads standard input or the command line: a text for sure, whose value is made up."""
+ENDED_ITSELF = "The fragment ended the process itself after the last line that ran."
 LACKING = frozenset({"NameError", "ImportError", "ModuleNotFoundError", "SystemExit"})
 """Errors that say that something is not there, which is what a fragment is; and the end of a program."""
 
@@ -230,7 +232,7 @@ def facts_of(source: str) -> dict[str, Any]:
     """What the runtime gets of a fragment: attributes read of each name, fields, files, words of a command line."""
     text, _ = runnable(textwrap.dedent(source))
     return {"read": attributes_of(source), "fields": fields_of(text), "within": files_within(source),
-            "argv": given_argv(text)}  # fmt: skip
+            "form": form_of(source),             "argv": given_argv(text)}  # fmt: skip
 
 
 def written_by(guess: Mapping[str, Any]) -> tuple[str, str]:
@@ -306,7 +308,7 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome, give
         values = on_line(program, end["line"], keys)
         far = reached if end["error"] == "TypeError" else by_text
         findings.append(Finding(end["line"], end["error"], end["message"], values, False, end["line"] in far))
-    problem = "" if end or outcome.status == "stopped" else f"The runtime failed: {outcome.errors[-300:]}"
+    problem = "" if end or outcome.status == "stopped" else crashed(outcome)
     if strange:
         problem = f"{problem} {strange} lines of its report are not the runtime's and were not used.".strip()
     attempts = tuple(f"{a.kind}: {a.what}" for a in outcome.attempts)
@@ -315,6 +317,13 @@ def read(name: str, source: str, program: PicoProgram, outcome: AppOutcome, give
     return Ran(name, source, program.lines, ran, puts, tuple(findings), ended, stopped, attempts, 1,
                outcome.text[:2000], problem, tuple(found),
                tuple(e["name"] for e in events if e["event"] == "module"))  # fmt: skip
+
+
+def crashed(outcome: AppOutcome) -> str:
+    """Why a run left no end: a signal, as native code raises, or a fault of the runtime."""
+    if outcome.signal is not None:
+        return f"The process crashed after the last line that ran ({Signals(outcome.signal).name})."
+    return f"The runtime failed: {outcome.errors[-300:]}" if outcome.errors.strip() else ENDED_ITSELF
 
 
 def guesses_of(event: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -134,7 +134,7 @@ class Rewriter(cst.CSTTransformer):
         return False
 
     def on_visit(self, node: cst.CSTNode) -> bool:
-        if isinstance(node, cst.MatchPattern | cst.Import | cst.ImportFrom | cst.Del | cst.Global | cst.Nonlocal):
+        if isinstance(node, cst.MatchPattern | cst.Import | cst.ImportFrom | cst.Global | cst.Nonlocal):
             self.note_import(node)
             return False
         if isinstance(node, cst.FormattedStringExpression) and node.equal is not None:

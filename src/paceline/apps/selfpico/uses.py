@@ -88,6 +88,20 @@ def fields_of(source: str) -> list[str]:
     return list(found)[:MOST_FIELDS]
 
 
+READERS_OF_FORMS = {
+    "json": ("json.load(",), "csv": ("csv.reader(", "csv.DictReader(", "read_csv("),
+    "yaml": ("yaml.load(", "yaml.safe_load("), "xml": ("ET.parse(", "etree.parse(", "minidom.parse("),
+    "toml": ("tomllib.load(", "toml.load("), "html": ("BeautifulSoup(",), "ini": ("configparser.",),
+}  # fmt: skip
+"""Endings of files, and what reads files of their kind."""
+
+
+def form_of(source: str) -> str:
+    """The ending of files that a fragment reads, for names that do not say it; "" where it reads several kinds."""
+    found = [form for form, readers in READERS_OF_FORMS.items() if any(each in source for each in readers)]
+    return found[0] if len(found) == 1 else ""
+
+
 MOST_ARGUMENTS = 20
 
 

@@ -2,18 +2,22 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from ..common.ask import AppAnswer, AppSettings, Prompt, ask
+from ..common.ask import AppAnswer, AppSettings, Prompt, ask, sample
 from ..common.client import AppClient
+from ..common.confidence import of_part
 from ..common.dag import gather
 from ..common.forms import AppSchema, AppText
 from .extract import answer as extracted
+from .extract import span
 from .items import SurgeItem
 from .published import PUBLISHED
 from .scorers import SCORERS
 
+SAMPLED_AT = 0.7
+"""Temperature of the answers that say how sure the first is."""
 SURGE_STYLES = ("zero", "cot", "few")
 SURGE_SYSTEM = (
     "You are given files and a command. Say exactly what the command prints, standard output and errors together, "
@@ -108,11 +112,24 @@ def prompt(item: SurgeItem, style: str) -> Prompt:
     return Prompt(SURGE_TASKS[style], item.question, SURGE_SYSTEM, SURGE_EXAMPLES if style == "few" else ())
 
 
-async def predict(client: AppClient, item: SurgeItem, style: str, settings: AppSettings) -> tuple[str, AppAnswer[Any]]:
-    """The predicted output, "" where no answer came, and the answer that it stands in."""
-    form: Any = AppSchema(VERDICT) if item.rule == "errors" else AppText()
+async def predict(
+    client: AppClient, item: SurgeItem, style: str, settings: AppSettings, samples: int = 0
+) -> tuple[str, AppAnswer[Any]]:
+    """The predicted output, "" where no answer came, and the answer that it stands in. Its confidence is that of the
+    output alone, not of the thoughts before it: with `samples` the share of that number of further answers that say the
+    same, else the probability of the output."""
+    verdict = item.rule == "errors"
+    form: Any = AppSchema(VERDICT) if verdict else AppText()
     given = await ask(client, form, prompt(item, style), settings)
-    return (given.text if item.rule == "errors" else extracted(given.text)), given
+    predicted = given.text if verdict else extracted(given.text)
+    begin, end = (0, len(given.text)) if verdict else span(given.text)
+    shift = max(0, "".join(token.token for token in given.tokens).find(given.text))
+    sure = of_part(given.tokens, begin + shift, end + shift)
+    if samples and given.problem is None:
+        more = await sample(client, form, prompt(item, style), samples, replace(settings, temperature=SAMPLED_AT))
+        said = [(each.text if verdict else extracted(each.text)) for each in more if each.problem is None]
+        sure = sum(each == predicted for each in said) / samples
+    return predicted, replace(given, confidence=sure)
 
 
 async def evaluate(
@@ -121,6 +138,7 @@ async def evaluate(
     style: str,
     settings: AppSettings,
     width: int,
+    samples: int = 0,
     step: Callable[[], None] = lambda: None,
 ) -> list[SurgeRecord]:
     """Every item predicted and scored, `width` at a time. Raises ValueError for a style that there is not."""
@@ -129,7 +147,7 @@ async def evaluate(
 
     async def one(item: SurgeItem) -> SurgeRecord:
         began = time.monotonic()
-        predicted, given = await predict(client, item, style, settings)
+        predicted, given = await predict(client, item, style, settings, samples)
         step()
         return record(item, style, predicted, given, time.monotonic() - began)
 

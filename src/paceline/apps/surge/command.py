@@ -16,7 +16,7 @@ from ..common.usage import told as of_answers
 from .ask import SURGE_STYLES, SurgeRecord, evaluate
 from .items import SURGE_KINDS, SurgeItem, read, write
 from .report import one_model, scaling
-from .table import summary, unsure
+from .table import summary, threshold_for, unsure
 from .tool import ProgramOutput, output
 
 app = typer.Typer(
@@ -26,6 +26,9 @@ app = typer.Typer(
 )
 Style = Annotated[str, typer.Option("--style", help=f"How it is asked: {', '.join(SURGE_STYLES)}.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Longest answer.")]
+Samples = Annotated[
+    int, typer.Option("--samples", min=0, max=32, help="Further answers; confidence is the share that says the same.")
+]
 Deadline = Annotated[float | None, typer.Option("--deadline", min=0.1, help="Seconds for one prediction.")]
 
 
@@ -88,18 +91,21 @@ def load(files: list[Path], count: int | None, none: bool = False) -> list[Surge
 
 
 async def score(
-    asked: AppAsked, items: list[SurgeItem], style: str, settings: AppSettings, size: float | None
+    asked: AppAsked, items: list[SurgeItem], style: str, settings: AppSettings, size: float | None, samples: int
 ) -> dict[str, Any]:
     """All items predicted and scored: the result that is written and shown."""
     async with asked.client() as client:
         began = time.monotonic()
         with AppBar("predicting", len(items)) as bar:
-            records: list[SurgeRecord] = await evaluate(client, items, style, settings, asked.concurrency, bar.step)
+            records: list[SurgeRecord] = await evaluate(
+                client, items, style, settings, asked.concurrency, samples, bar.step
+            )
         client.tally.wall = time.monotonic() - began
         return {
             "model": client.model,
             "size": size,
             "style": style,
+            "samples": samples,
             "summary": summary(records, items),
             "unsure": unsure(records),
             "usage": client.tally.as_dict(),
@@ -120,13 +126,16 @@ def run(
     name: Annotated[str | None, typer.Option("--name", help="What to call the model in tables.")] = None,
     max_tokens: MaxTokens = 384,
     deadline: Deadline = None,
+    samples: Samples = 0,
     out: Out = Path("surge"),
     json: AsJson = False,
 ) -> None:
     """Predict and score items; the report and result.json go to --out."""
     with errors():
         settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
-        result = told(score(asked, [*made(fresh, seed), *load(files or [], count, fresh > 0)], style, settings, size))
+        result = told(
+            score(asked, [*made(fresh, seed), *load(files or [], count, fresh > 0)], style, settings, size, samples)
+        )
         result["model"] = name or result["model"]
         page = one_model(result).write(out)
         (out / "result.json").write_text(json_.dumps(result, ensure_ascii=False), encoding="utf-8")
@@ -159,11 +168,27 @@ def scale(
 
 
 async def predicted(
-    asked: AppAsked, files: dict[str, str], command: str, sure: float, style: str, s: AppSettings
+    asked: AppAsked, files: dict[str, str], command: str, sure: float, style: str, s: AppSettings, samples: int
 ) -> tuple[ProgramOutput, dict[str, Any]]:
     """The output, and what it cost."""
     async with asked.client() as client:
-        return await output(client, files, command, sure, style, s), client.tally.as_dict()
+        return await output(client, files, command, sure, style, s, samples), client.tally.as_dict()
+
+
+def threshold_of(path: Path, right: float, samples: int, style: str) -> float:
+    """The confidence from which a run's predictions are right often enough. Raises UsageError."""
+    try:
+        found = json_.loads(path.read_text(encoding="utf-8"))
+        if (found["samples"], found["style"]) != (samples, style):
+            raise UsageError(
+                f"{path} was measured with --samples {found['samples']} --style {found['style']}; give the same here."
+            )
+        least = threshold_for(found["records"], right)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UsageError(f"{path} is no result of surge run that a threshold can be taken from: {error}") from error
+    said = "no confidence was enough, so it is run" if least > 1 else f"kept from a confidence of {least:.3f}"
+    typer.echo(f"By {path}: {said}.", err=True)
+    return least
 
 
 @app.command()
@@ -174,8 +199,16 @@ def predict(
     command: Annotated[str, typer.Option("--command", help="The shell line that runs it, in their folder.")],
     style: Style = "cot",
     threshold: Annotated[float, typer.Option("--threshold", help="Run it below this confidence; 0 never.")] = 0.9,
+    measured: Annotated[
+        Path | None,
+        typer.Option("--measured", help="result.json of a run with this model: the threshold is taken from it."),
+    ] = None,
+    right: Annotated[
+        float, typer.Option("--right", min=0.5, max=1, help="With --measured: share of such predictions to be right.")
+    ] = 0.9,
     max_tokens: MaxTokens = 512,
     deadline: Deadline = None,
+    samples: Samples = 0,
     json: AsJson = False,
 ) -> None:
     """Say what a program prints: the model's prediction if it is sure, else what it printed in the sandbox."""
@@ -185,7 +218,8 @@ def predict(
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(str(error)) from error
         settings = AppSettings(max_tokens=max_tokens, deadline_s=deadline, retries=0)
-        said, usage = told(predicted(asked, texts, command, threshold, style, settings))
+        threshold = threshold if measured is None else threshold_of(measured, right, samples, style)
+        said, usage = told(predicted(asked, texts, command, threshold, style, settings, samples))
         typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)
         typer.echo(of_answers(usage), err=True)
         show(said.row(), json, [said.output])

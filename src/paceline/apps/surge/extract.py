@@ -9,13 +9,20 @@ INLINE = re.compile(r"\A`([^`\n]+)`[.\s]*\Z")
 
 def answer(reply: str) -> str:
     """What stands behind the last heading "Output:", in the first fence there if there is one; else all of it."""
+    begin, end = span(reply)
+    return trimmed(reply[begin:end])
+
+
+def span(reply: str) -> tuple[int, int]:
+    """Where the answer begins and ends in a reply, in characters."""
     headings = list(SURGE_HEADING.finditer(reply))
-    text = reply[headings[-1].end() :] if headings else reply
-    fenced = FENCED_BLOCK.search(text)
-    if fenced:
-        return trimmed(fenced.group(1))
-    inline = INLINE.match(text.strip())
-    return trimmed(inline.group(1) if inline else text)
+    begin = headings[-1].end() if headings else 0
+    if fenced := FENCED_BLOCK.search(reply, begin):
+        return fenced.span(1)
+    if inline := INLINE.match(reply[begin:].strip()):
+        begin += len(reply[begin:]) - len(reply[begin:].lstrip())
+        return begin + inline.start(1), begin + inline.end(1)
+    return begin, len(reply)
 
 
 def trimmed(text: str) -> str:

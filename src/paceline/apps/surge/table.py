@@ -1,6 +1,6 @@
 """From records to a table: scores by column, means, floors, and what confidence is worth."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .ask import SurgeRecord
@@ -92,6 +92,27 @@ def unsure(records: Sequence[SurgeRecord]) -> list[dict[str, float]]:
             }
         )
     return rows
+
+
+FEWEST_MEASURED = 20
+"""Predictions from which a threshold is taken."""
+
+
+def threshold_for(rows: Sequence[Mapping[str, Any]], right: float) -> float:
+    """The least confidence from which at least a share `right` of a run's predictions were exactly right; above 1 where
+    there is none, so that everything is run. Raises ValueError for too few predictions with a confidence."""
+    pairs = [(float(row["confidence"]), row["score"] >= 1) for row in rows if row.get("confidence") is not None]
+    if len(pairs) < FEWEST_MEASURED:
+        raise ValueError(f"{len(pairs)} predictions have a confidence; {FEWEST_MEASURED} or more are needed.")
+    found = NEVER_SURE
+    for sure in sorted({sure for sure, _ in pairs}, reverse=True):
+        kept = [good for other, good in pairs if other >= sure]
+        if sum(kept) >= right * len(kept):
+            found = sure
+    return found
+
+
+NEVER_SURE = 1.01
 
 
 def line(sizes: Sequence[float], scores: Sequence[float]) -> tuple[float, float] | None:

@@ -33,11 +33,17 @@ class ProgramOutput:
 
 
 async def output(
-    client: AppClient, files: Mapping[str, str], command: str, threshold: float, style: str, settings: AppSettings
+    client: AppClient,
+    files: Mapping[str, str],
+    command: str,
+    threshold: float,
+    style: str,
+    settings: AppSettings,
+    samples: int = 0,
 ) -> ProgramOutput:
     """The output of a command over files. Raises SandboxError where it had to be run and no box can be made."""
     item = SurgeItem("asked", "ML", "", question(files, command), "", "exact", files, command)
-    predicted, given = await predict(client, item, style, settings)
+    predicted, given = await predict(client, item, style, settings, samples)
     sure = given.confidence
     if given.problem is None and sure is not None and sure >= threshold:
         return ProgramOutput(predicted, "predicted", predicted, sure, why=f"not run; confidence {sure:.3f}")

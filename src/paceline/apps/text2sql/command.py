@@ -150,10 +150,12 @@ def pipeline(client: AppClient, plan: SqlPlan, db: Path | str, describe: Path | 
     try:
         database = open_database(db)
         schema = read_schema(database)
+        for note in schema.left_out:
+            typer.echo(note, err=True)
         schema = described(schema, read_descriptions(describe)) if describe is not None else schema
         return SqlPipeline(client, database, build(database, schema), plan)
     except QueryError as error:
-        raise UsageError(str(error)) from error
+        raise UsageError(f"{db}: {error}" if error.kind == "error" else str(error)) from error
 
 
 async def _answer(

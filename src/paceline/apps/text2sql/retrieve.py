@@ -1,6 +1,7 @@
 """The columns and stored values that a question speaks of: an index of trigrams over a database's texts."""
 
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,12 @@ SQL_RETRIEVE_LONGEST = 80
 """Characters of an indexed value."""
 SQL_EXAMPLES = 3
 """Values of a column that a prompt shows."""
+COLUMNS_AT_ONCE = 100
+VALUES_S = 2.0
+"""Seconds for a query for values of one column, and for each further ten."""
+INDEX_S = 30.0
+"""Seconds for the values of all columns."""
+BYTES_TYPE = re.compile(r"blob|bytea|binary", re.IGNORECASE)
 NEAR = 0.45
 """Share of trigrams in common from which a value counts as mentioned."""
 
@@ -75,20 +82,43 @@ class Index:
 
 
 def build(database: Database, schema: SqlSchema) -> Index:
-    """Reads some values of each column; a column that cannot be read has none."""
-    index = Index(schema)
-    for column in schema.columns:
-        at, table = schema.name(column.name), schema.place(column)
-        sql = f"SELECT DISTINCT {at} FROM {table} WHERE {at} IS NOT NULL LIMIT {VALUES}"
-        try:
-            rows = database.run(sql, SqlLimits(2.0, VALUES)).rows
-        except QueryError:
-            continue
-        for (value,) in rows:
-            text = str(value)
-            if 0 < len(text) <= SQL_RETRIEVE_LONGEST:
-                index.add(column.full, text)
+    """Reads some values of each column, those of many columns in one query; a column that cannot be read has none, nor
+    one that INDEX_S leaves no time for."""
+    index, ends = Index(schema), time.monotonic() + INDEX_S
+    texts = [column for column in schema.columns if not BYTES_TYPE.search(column.type)]
+    for begin in range(0, len(texts), COLUMNS_AT_ONCE):
+        add_values(index, database, texts[begin : begin + COLUMNS_AT_ONCE], ends)
     return index
+
+
+def add_values(index: Index, database: Database, columns: Sequence[Column], ends: float) -> None:
+    """The values of some columns; where the query fails, those of each half."""
+    if time.monotonic() > ends or not columns:
+        return
+    sql = " UNION ALL ".join(some_values(index.schema, at, column) for at, column in enumerate(columns))
+    seconds = VALUES_S * (1 + len(columns) // 10)
+    try:
+        rows = database.run(sql, SqlLimits(seconds, VALUES * len(columns))).rows
+    except QueryError:
+        half = len(columns) // 2
+        for part in (columns[:half], columns[half:]) if half else ():
+            add_values(index, database, part, ends)
+        return
+    for at, value in rows:
+        text = str(value)
+        if 0 < len(text) <= SQL_RETRIEVE_LONGEST:
+            index.add(columns[at].full, text)
+
+
+def some_values(schema: SqlSchema, number: int, column: Column) -> str:
+    """A query for distinct values of a column next to the number: texts, except in SQLite, where no column has a
+    type."""
+    at, table = schema.name(column.name), schema.place(column)
+    shown = at if schema.dialect == "sqlite" else f"CAST({at} AS {'CHAR' if schema.dialect == 'mysql' else 'VARCHAR'})"
+    return (
+        f"SELECT {number} AS n, v FROM (SELECT DISTINCT {shown} AS v FROM {table} WHERE {at} IS NOT NULL "
+        f"LIMIT {VALUES}) AS q{number}"
+    )
 
 
 def parts(text: str) -> list[str]:

@@ -5,7 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ..common.tables import TableError, read_table
+from ..common.numbers import TableError
+from ..common.tables import read_table
 from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer, whole
 from .keywords import KEYWORDS
 
@@ -38,6 +39,8 @@ class Column:
 class SqlSchema:
     columns: tuple[Column, ...]
     dialect: str = "sqlite"
+    left_out: tuple[str, ...] = ()
+    """Views that cannot be read, and why."""
 
     @property
     def tables(self) -> dict[str, list[Column]]:
@@ -124,7 +127,7 @@ def described(schema: SqlSchema, about: Mapping[str, str]) -> SqlSchema:
         columns.append(replace(column, about=text) if text else column)
     if left:
         raise QueryError("missing", f"There is no column {next(iter(left))} to describe; write it as table.column.")
-    return SqlSchema(tuple(columns), schema.dialect)
+    return SqlSchema(tuple(columns), schema.dialect, schema.left_out)
 
 
 def read_descriptions(path: Path) -> dict[str, str]:
@@ -140,27 +143,44 @@ def read_descriptions(path: Path) -> dict[str, str]:
 
 def read_schema(database: Database) -> SqlSchema:
     """Raises QueryError."""
+    left_out: list[str] = []
     if isinstance(database, SqlServer):
         found = _server(database)
+    elif isinstance(database, Sqlite):
+        found, left_out = _sqlite(database)
     else:
-        found = _sqlite(database) if isinstance(database, Sqlite) else _duck(database)
+        found = _duck(database)
     if not found:
         raise QueryError("missing", f"{database.path} holds no table that can be read.")
-    return SqlSchema(tuple(found), database.dialect)
+    return SqlSchema(tuple(found), database.dialect, tuple(left_out))
 
 
-def _sqlite(database: Sqlite) -> list[Column]:
-    rows = database.own(
-        'SELECT m.name, c.name, c.type, c.pk, f."table", f."to" FROM sqlite_master m '
-        'JOIN pragma_table_info(m.name) c LEFT JOIN pragma_foreign_key_list(m.name) f ON f."from" = c.name '
-        "WHERE m.type IN ('table', 'view') AND m.name NOT LIKE 'sqlite_%' ORDER BY m.rowid, c.cid",
-        SQL_SCHEMA_MOST,
-    )
+SQLITE_COLUMNS = (
+    'SELECT m.name, c.name, c.type, c.pk, f."table", f."to" FROM sqlite_master m '
+    'JOIN pragma_table_xinfo(m.name) c LEFT JOIN pragma_foreign_key_list(m.name) f ON f."from" = c.name '
+    "WHERE m.name NOT LIKE 'sqlite_%' AND c.hidden <> 1 AND {which} ORDER BY m.rowid, c.cid"
+)
+"""Columns of tables or views; generated ones are among them, the hidden ones of virtual tables are not."""
+
+
+def _sqlite(database: Sqlite) -> tuple[list[Column], list[str]]:
+    """The columns, and what cannot be read: a view may name a table that is gone."""
+    left_out: list[str] = []
+    try:
+        rows = database.own(SQLITE_COLUMNS.format(which="m.type IN ('table', 'view')"), SQL_SCHEMA_MOST)
+    except QueryError:
+        rows = database.own(SQLITE_COLUMNS.format(which="m.type = 'table'"), SQL_SCHEMA_MOST)
+        for (view,) in database.own("SELECT name FROM sqlite_master WHERE type = 'view'", SQL_SCHEMA_MOST):
+            quoted = str(view).replace("'", "''")
+            try:
+                rows += database.own(SQLITE_COLUMNS.format(which=f"m.name = '{quoted}'"), SQL_SCHEMA_MOST)
+            except QueryError as error:
+                left_out.append(f"The view {view} cannot be read ({error}); it is left out.")
     keys = {row[0]: row[1] for row in rows if row[3]}
     return [
         Column(str(t), str(c), str(kind), bool(pk), (str(to), str(at or keys.get(to, c))) if to else None)
         for t, c, kind, pk, to, at in {(row[0], row[1]): row for row in rows}.values()
-    ]
+    ], left_out
 
 
 def _duck(database: Database) -> list[Column]:

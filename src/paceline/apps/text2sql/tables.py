@@ -12,7 +12,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..common.tables import MISSING, TableError, TextTable, decimal_comma, decoded, numbers, read_table, separator
+from ..common.numbers import MISSING, TableError, decimal_comma, numbers, without_unit
+from ..common.tables import TextTable, decoded, read_table, separator
 from ..common.times import TimeError, known, parsed
 from .database import QueryError
 from .schema import name
@@ -107,7 +108,7 @@ def peoples(table: TextTable, title: str) -> list[str] | None:
     try:
         if filled and all(known(text) and not text.isdigit() for text in filled[:LOOKED_AT_ROWS]):
             return None if all(map(iso, filled)) else plain_times(texts, parsed(filled, title))
-        found = table.numbers(title)
+        found = table.numbers(title) if without_unit(texts) == texts else [None]  # 12A may be no number
     except (TableError, TimeError):
         return None
     thousands = any(value and POINTED.fullmatch(text) and value != float(text) for text, value in zip(texts, found))

@@ -1,16 +1,18 @@
 """Series, windows of them, and the seal that hides a window's future from the forecasters."""
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.tables import MISSING, TextTable, read_table
-from ..common.times import MONTH_WORDS, TIME_COLUMNS, ParsedTimes, TimeError, ordered
+from ..common.numbers import TableError
+from ..common.one_time import with_one_time
+from ..common.tables import TextTable, read_table
+from ..common.times import TIME_COLUMNS, ParsedTimes, TimeError, ordered
+from .unfold import unfolded
 
 Floats = NDArray[np.float64]
 
@@ -115,16 +117,19 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
         raise ValueError(f"{path} has no column {column}; its columns are {', '.join(table.header)}.")
     if not table.rows:
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
-    table, joined = unfolded(table, column)
+    table, joined, label = unfolded(with_one_time(table), column, one)
     when = time_column(table, joined or column)
     value = joined or column or value_column(table, when)
     others = [name for name in reversed(number_columns(table, when)) if name != value and value != (joined or column)]
-    table, label, said = chosen(table, when, value, one, path)
+    said: list[str] = []
+    if label is None:
+        table, label, said = chosen(table, when, value, one, path)
     notes = [*table.notes, *said, *(f"{path.name}, {each}" for each in table.points_said(value))]
     if others:
         notes.append(f"{path.name}: column {value} is read, --column names another ({', '.join(others[:5])}).")
     values = np.array(checked_numbers(table, value, path))
     _check(values, f"{path}, column {value}")
+    notes += sentinel_said(values, f"{path.name}, column {value}")
     name = f"{path.name.split('.')[0]}.{label or value}"
     if when is None:
         return Series(name, values, tuple(map(str, range(len(values)))), notes=tuple(notes))
@@ -134,62 +139,6 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
     return replace(made, notes=(*notes, *made.notes), read=read)
 
 
-def unfolded(table: TextTable, column: str | None) -> tuple[TextTable, str | None]:
-    """A table with a row for each year and a column for each month or quarter, as one column, and the name of it;
-    others as they are. Where years come several times other columns tell the rows apart, and stay."""
-    heads, rows = table.header, table.rows
-    others = [at for at, name in enumerate(heads) if period_place(name, "") is None]
-    years_at = next((at for at in others if all(YEAR_CELL.fullmatch(row[at]) for row in rows)), None)
-    if column is not None or years_at is None:
-        return table, None
-    parts = [period_place(name, heads[years_at]) for name in heads]
-    for count, form in ((12, "{}-{:02d}"), (4, "{}-Q{}")):
-        places = {part[1]: at for at, part in enumerate(parts) if part is not None and part[0] == count}
-        if sorted(places) != list(range(1, count + 1)) or sum(p is not None and p[0] == count for p in parts) != count:
-            continue
-        several = len({row[years_at] for row in rows}) < len(rows)
-        keys = [at for at in range(len(heads)) if several and at != years_at and at not in places.values()]
-        order = sorted(range(len(rows)), key=lambda number: int(rows[number][years_at]))
-        made = [(number, part) for number in order for part in range(1, count + 1)]
-        cells = [rows[number][places[part]] for number, part in made]
-        named = [tuple(rows[number][at] for at in keys) for number, _ in made]
-        filled: dict[tuple[str, ...], list[int]] = {}
-        for at, (cell, key) in enumerate(zip(cells, named)):
-            if cell.lower() not in MISSING:
-                filled.setdefault(key, []).append(at)
-        kept = [at for at, key in enumerate(named) if not filled or (key in filled and within(at, filled[key]))]
-        name = "value" if "value" not in heads else f"{heads[places[1]]} to {heads[places[count]]}"
-        said = f"the {count} columns {heads[places[1]]} to {heads[places[count]]} were read as one series."
-        whole = tuple((form.format(rows[made[at][0]][years_at], made[at][1]), *named[at], cells[at]) for at in kept)
-        header = (heads[years_at], *(heads[at] for at in keys), name)
-        lines = tuple(table.line(made[at][0]) for at in kept)
-        notes = (*table.notes, said)
-        return TextTable(header, whole, notes, table.first, table.mark, True, lines), name
-    return table, None
-
-
-def within(at: int, places: Sequence[int]) -> bool:
-    return places[0] <= at <= places[-1]
-
-
-YEAR_CELL = re.compile(r"(1[5-9]|20|21)\d\d")
-YEAR_HEADINGS = TIME_COLUMNS - {"t", "index", "step"} | {
-    "years", "yr", "jahre", "año", "ano", "anio", "année", "annee", "an", "anno", "fiscal year",
-}  # fmt: skip
-"""Headings of columns of years: next to them 1 to 12 and t1 to t4 are months and quarters."""
-
-
-def period_place(heading: str, years: str) -> tuple[int, int] | None:
-    """(12, month) or (4, quarter) of a heading that names one, else None. `years`: the heading of the years."""
-    low = heading.strip().lower().rstrip(".")
-    if low in MONTH_WORDS:
-        return 12, MONTH_WORDS[low]
-    sure = years.strip().lower() in YEAR_HEADINGS
-    if match := re.fullmatch(r"[qt]([1-4])" if sure else r"q([1-4])", low):
-        return 4, int(match[1])
-    return (12, int(low)) if sure and re.fullmatch(r"0?[1-9]|1[0-2]", low) else None
-
-
 def time_column(table: TextTable, value: str | None) -> str | None:
     """The column of times: one with such a heading, else the first column apart from the value that holds times or
     steps. A single column is the value."""
@@ -197,7 +146,7 @@ def time_column(table: TextTable, value: str | None) -> str | None:
         return None
     named = [name for name in table.header if name.lower() in TIME_COLUMNS and name != value]
     if named:
-        return named[0]
+        return next((name for name in named if reads(table, name)), named[0])
     for name in table.header:
         if name == value:
             continue
@@ -211,6 +160,15 @@ def time_column(table: TextTable, value: str | None) -> str | None:
     return first if value != first else None
 
 
+def reads(table: TextTable, name: str) -> bool:
+    """Whether a column called after times begins with times or numbers."""
+    try:
+        read = ordered(table.column(name)[:50], name)
+    except TimeError as error:
+        return "comes twice" in str(error)
+    return read.last is not None or not any(map(str.isalpha, "".join(table.column(name)[:50])))
+
+
 TSCI_USUAL_VALUES = ("close", "adj close", "y", "value")
 """Headings of values, as yfinance, Prophet and many exports call them: they go before later columns."""
 
@@ -220,14 +178,29 @@ def value_column(table: TextTable, when: str | None) -> str:
     first bad row is refused."""
     found = number_columns(table, when)
     usual = [name for wanted in TSCI_USUAL_VALUES for name in found if name.lower() == wanted]
-    return next(iter([*usual, *found]), next((n for n in reversed(table.header) if n != when), table.header[-1]))
+    measured = [name for name in found if not counts_rows(table.column(name))]
+    return next(
+        iter([*usual, *measured, *found]), next((n for n in reversed(table.header) if n != when), table.header[-1])
+    )
+
+
+def counts_rows(texts: Sequence[str]) -> bool:
+    """Whether whole numbers of a column go up or down by one from each row to the next, as those of a list do."""
+    if not all(map(str.isdigit, texts)):
+        return False
+    steps = {int(b) - int(a) for a, b in pairwise(texts)}
+    return steps in ({1}, {-1})
 
 
 def number_columns(table: TextTable, when: str | None) -> list[str]:
     """The columns of numbers, the last one first."""
     out = []
     for name in reversed(table.header):
-        found = replace(table, rows=table.rows[:50]).numbers(name) if name != when else [None]
+        found: list[float | None] = [None]
+        try:
+            found = replace(table, rows=table.rows[:50]).numbers(name) if name != when else found
+        except TableError:
+            found = [0.0]  # numbers, written in two ways
         if None not in found and any(each == each for each in found):
             out.append(name)
     return out
@@ -280,13 +253,31 @@ def keys_of_rows(table: TextTable, names: Sequence[str]) -> list[str]:
 def checked_numbers(table: TextTable, name: str, path: Path) -> list[float]:
     """A column's values. Raises ValueError that names the row."""
     texts = table.column(name)
-    found = table.numbers(name)
+    try:
+        found = table.numbers(name)
+    except TableError as error:
+        raise ValueError(f"{path}, column {name}: {error}") from error
     for at, (text, value) in enumerate(zip(texts, found)):
         if value is None:
             raise ValueError(
                 f"{path}, row {table.line(at)}: {text[:40]!r} is not a number; give a number, or leave it empty."
             )
     return [value for value in found if value is not None]
+
+
+SENTINELS = frozenset({-99.0, -999.0, -9999.0, -99999.0, -99.9, -999.9, -99.99, -999.99})
+"""Numbers that instruments write where they have no value."""
+
+
+def sentinel_said(values: Floats, place: str) -> list[str]:
+    """What to say where the least value is one that often stands for none, far below the others."""
+    known = values[np.isfinite(values)]
+    least = float(known.min())
+    others = known[known > least]
+    if least not in SENTINELS or not len(others) or others.min() < least / 2:
+        return []
+    count = "once" if len(known) - len(others) == 1 else f"{len(known) - len(others)} times"
+    return [f"{place}: {least:g} comes {count} and is read as a value; where it stands for none, leave the cell empty."]
 
 
 def placed(name: str, values: Floats, time: Sequence[str], read: ParsedTimes, place: str) -> Series:
@@ -303,8 +294,14 @@ def placed(name: str, values: Floats, time: Sequence[str], read: ParsedTimes, pl
     return Series(name, np.array(made), tuple(texts), period_of(read), read.notes)
 
 
+LARGEST_VALUE = 1e100
+"""Size of a value up to which errors can be squared."""
+
+
 def _check(values: Floats, place: str) -> None:
     known = values[np.isfinite(values)]
+    if len(known) and np.abs(known).max() > LARGEST_VALUE:
+        raise ValueError(f"{place} holds {np.abs(known).max():g}, too large to be forecast; give a larger unit.")
     if len(known) < 10:
         raise ValueError(
             f"{place} has {len(known)} values; 10 or more are needed. Give a row for each time: where times are "

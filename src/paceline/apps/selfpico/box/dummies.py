@@ -3,7 +3,7 @@
 import dis
 import sys
 from collections.abc import Callable
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 PICO_TYPES = ("None", "Boolean", "Integer", "Float", "String", "List", "Tuple", "Set", "Dictionary", "Tensor", "Array",
@@ -34,6 +34,9 @@ class Dummy:
 
     def __len__(self) -> int:
         return 1
+
+    def __bool__(self) -> bool:
+        return still_true(sys._getframe(1))
 
     def keys(self) -> list[str]:
         """What `**` reads of it."""
@@ -95,6 +98,18 @@ def items_wanted(frame: FrameType) -> int:
     if name == "UNPACK_SEQUENCE":
         return count
     return count + (code[at - 1] if code[at - 2] == dis.EXTENDED_ARG else 0) if name == "UNPACK_EX" else 1
+
+
+MANY_TRUTHS = 100
+"""How often unknown objects are true at one place: a loop that runs while one is true ends."""
+TRUTHS: dict[tuple[CodeType, int], int] = {}
+
+
+def still_true(frame: FrameType) -> bool:
+    """Whether an unknown object is true where the frame is."""
+    at = (frame.f_code, frame.f_lasti)
+    TRUTHS[at] = TRUTHS.get(at, 0) + 1
+    return TRUTHS[at] <= MANY_TRUTHS
 
 
 MANY_COMPARISONS = 3

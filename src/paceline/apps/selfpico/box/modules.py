@@ -132,7 +132,8 @@ def arguments_of(callee: Any) -> list[str]:
             if not action.required:
                 continue
             count = action.nargs if isinstance(action.nargs, int) else 1
-            word = str(next(iter(action.choices))) if action.choices else argument_value(action.dest.lower())
+            plain = "1" if action.type in (int, float) else argument_value(action.dest.lower())
+            word = str(next(iter(action.choices))) if action.choices else plain
             words += [*action.option_strings[:1], *[word] * count]
     except Exception:  # what a fragment gave the parser can fail in any way
         return []
@@ -179,10 +180,11 @@ def typed(text: str) -> Any:
 ANY_FILE = "1 2 3\n4 5 6\n7 8 9\n"
 
 
-def content(path: str, fields: Sequence[str] = ()) -> str:
-    """Text for a file that a fragment reads, by the ending of its name; `fields` are names by which the fragment reads
-    items, which a table has as columns and a JSON object as keys."""
+def content(path: str, fields: Sequence[str] = (), form: str = "") -> str:
+    """Text for a file that a fragment reads, by the ending of its name, or by `form` where it has none that is known;
+    `fields` are names by which the fragment reads items, which a table has as columns and a JSON object as keys."""
     ending = path.rpartition(".")[2].lower()
+    ending = ending if ending in MADE_FILES else form
     if ending in MADE_TABLES:
         mark = MADE_TABLES[ending]
         head, *rows = (line.split(mark) for line in MADE_FILES[ending].splitlines())
@@ -190,6 +192,8 @@ def content(path: str, fields: Sequence[str] = ()) -> str:
         rows = [row + [field_value(each, n) for each in more] for n, row in enumerate(rows, 1)]
         return "".join(mark.join(row) + "\n" for row in [head + more, *rows])
     if ending == "json":
-        made = json.loads(MADE_FILES[ending])
-        return json.dumps(made | {each: typed(field_value(each, 1)) for each in fields if each not in made}) + "\n"
-    return MADE_FILES.get(path.rpartition(".")[2].lower(), ANY_FILE)
+        made: dict[str, Any] = json.loads(MADE_FILES[ending])
+        added = {each: typed(field_value(each, 1)) for each in fields if each not in made}
+        first = {**added, "id": 1, "name": "a"}
+        return json.dumps({**made, "items": [first], **added}) + "\n"
+    return MADE_FILES.get(ending, ANY_FILE)

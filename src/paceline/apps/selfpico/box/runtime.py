@@ -75,6 +75,7 @@ class Runtime:
         self.read: dict[str, list[str]] = job["read"]
         """Attributes that the fragment reads of each name."""
         self.fields: list[str] = job["fields"]
+        self.form: str = job["form"]
         self.within: list[str] = job["within"]
         """Names of files that a made folder holds."""
         self.events = PicoEvents()
@@ -182,10 +183,10 @@ class Runtime:
             os.makedirs(path if folder else os.path.dirname(path) or ".", exist_ok=True)
             if not folder and not os.path.exists(path):
                 with open(path, "w", encoding="utf-8") as file:
-                    file.write(content(path, self.fields))
+                    file.write(content(path, self.fields, self.form))
             for name in self.within if folder else ():
                 with open(os.path.join(path, name), "w", encoding="utf-8") as file:
-                    file.write(content(name, self.fields))
+                    file.write(content(name, self.fields, self.form))
         except OSError:
             return False
         self.events.write("file", name=path[:300], line=where["line"], folder=folder)
