@@ -368,8 +368,8 @@ class DrafterPool:
     def _count_reads(self, name: str, asks: Sequence[Ask]) -> None:
         """Count the rows that a drafter is about to read of texts that it does not draft for."""
         group = self.cards[kind(name)].group
-        for ask in asks if group is not None else ():
-            if not ask.item.nodes:
+        for ask in asks:
+            if group is not None and not ask.item.nodes:
                 rows = ask.txn.base + ask.item.given - ask.txn.lease.frontier[group]
                 self.reads[kind(name)] = self.reads.get(kind(name), 0) + rows
 
