@@ -369,7 +369,7 @@ class DrafterPool:
         """Count the rows that a drafter is about to read of texts that it does not draft for."""
         group = self.cards[kind(name)].group
         for ask in asks:
-            if group is not None and not ask.item.nodes:
+            if group is not None and not ask.item.nodes and group in ask.txn.lease.frontier:
                 rows = ask.txn.base + ask.item.given - ask.txn.lease.frontier[group]
                 self.reads[kind(name)] = self.reads.get(kind(name), 0) + rows
 
