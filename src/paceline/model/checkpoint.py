@@ -327,8 +327,10 @@ class Tensors:
         if found is None or self.scheme is None:
             return False
         stem, member = found.groups()
-        of_layer = f"{stem}.{self.scheme.mark}" in self.place or stem in self.place or f"{stem}_blocks" in self.place
-        return of_layer or (member in OF_HEADS and "attn" in stem)
+        marked = f"{stem}.{self.scheme.mark}"
+        of_layer = marked in self.place and (self.scheme.mark != "weight" or self.kind(marked).startswith(("F8", "I8")))
+        fused = stem in self.place or f"{stem}_blocks" in self.place
+        return of_layer or fused or (member in OF_HEADS and "attn" in stem)
 
     def says_nothing(self, name: str) -> bool:
         """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers add to each layer."""
