@@ -109,6 +109,8 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         if FAMILIES[raw["model_type"]].varied:
             config = by_layer(config)
         checks.check(config)
+        if not (FAMILIES[raw["model_type"]].varied or FAMILIES[raw["model_type"]].latent):
+            checks.check_rotated(config)
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:
             raise CheckpointError(f"max_len {max_len} is outside 1..{most}, the context that {path} was made for.")
