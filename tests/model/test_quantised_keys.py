@@ -68,6 +68,15 @@ def test_settings_that_say_nothing_of_the_weights(caplog: pytest.LogCaptureFixtu
     assert "a_key_of_tomorrow, which is not read" in caplog.text
 
 
+Made = Callable[[str], tuple[Path, Path]]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    """A case's quantised checkpoint and its dequantised twin, to be copied."""
+    return cache(lambda name: checkpoints(tmp_path_factory.mktemp(name), name))
+
+
 def changed(path: Path, change: dict[str, Any]) -> None:
     """Members of all quantised layers: replaced by a function of the member that is there, or put in."""
     weights = load_file(path / "model.safetensors")
@@ -108,17 +117,17 @@ MEMBERS: list[tuple[str, dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("name", "change", "said"), MEMBERS)
-def test_members_of_another_form(name: str, change: dict[str, Any], said: str, tmp_path: Path) -> None:
-    small, _ = checkpoints(tmp_path, name)
+def test_members_of_another_form(name: str, change: dict[str, Any], said: str, made: Made, tmp_path: Path) -> None:
+    small = shutil.copytree(made(name)[0], tmp_path / "it")
     changed(small, change)
     with pytest.raises(CheckpointError, match=said):
         load_model(small, dtype="float32", cache=False)
 
 
 @pytest.mark.parametrize("dtype", [torch.uint8, torch.float8_e8m0fnu, torch.bfloat16])
-def test_scales_that_are_powers_of_two(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_scales_that_are_powers_of_two(dtype: torch.dtype, made: Made, tmp_path: Path) -> None:
     """Bytes of exponents where the settings say so, and the same numbers as floats."""
-    small, dense = checkpoints(tmp_path, "fp8-blocks")
+    small, dense = (shutil.copytree(it, tmp_path / it.name) for it in made("fp8-blocks"))
     weights = load_file(small / "model.safetensors")
     settings = CASES["fp8-blocks"][0] | {"scale_fmt": "ue8m0"}
     plain = load_file(dense / "model.safetensors")
@@ -135,9 +144,9 @@ def test_scales_that_are_powers_of_two(dtype: torch.dtype, tmp_path: Path) -> No
     torch.testing.assert_close(logits(small), logits(dense), rtol=1e-5, atol=1e-5)
 
 
-def test_members_of_activations(tmp_path: Path) -> None:
+def test_members_of_activations(made: Made, tmp_path: Path) -> None:
     """They say nothing of the weights, next to a quantised layer; elsewhere they belong to something else."""
-    small, dense = checkpoints(tmp_path, "modelopt-fp8")
+    small, dense = (shutil.copytree(it, tmp_path / it.name) for it in made("modelopt-fp8"))
     weights: dict[str, Tensor] = load_file(small / "model.safetensors")
     at = "model.layers.0."
     beside = [f"{at}mlp.up_proj.input_scale", f"{at}self_attn.k_proj.k_scale", f"{at}self_attn.v_scale"]
@@ -147,3 +156,12 @@ def test_members_of_activations(tmp_path: Path) -> None:
         save_file({**weights, at + name: torch.tensor(2.0)}, small / "model.safetensors")
         with pytest.raises(CheckpointError, match="no place for"):
             load_model(small, dtype="float32", cache=False)
+
+
+@pytest.mark.parametrize("name", ["gptq-4-32", "ct-4-32", "fbgemm-fp8"])
+def test_a_quantised_checkpoint_that_does_not_say_so(name: str, made: Made, tmp_path: Path) -> None:
+    """Its settings may lie in a file of another program: the weights are there, but nothing says what they mean."""
+    small = shutil.copytree(made(name)[0], tmp_path / "it")
+    edit(small, quantization_config=None)
+    with pytest.raises(CheckpointError, match="without a quantization_config"):
+        load_model(small, dtype="float32", cache=False)

@@ -224,6 +224,8 @@ class Tensors:
             return found if dtype is None else found.to(dtype)
         tensor = self.stored(name, shape)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            if self.scheme is None:
+                raise self.unsaid(name)
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
         return tensor if dtype is None else tensor.to(dtype)
 
@@ -245,8 +247,6 @@ class Tensors:
         name, number = of_stack(name)
         if number is not None and name not in self.place:
             name = name.removesuffix(".weight")
-        if name not in self.place:
-            raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         view = self.view(name)
         found = tuple(view.get_shape())
         if number is not None and found and number < found[0]:
@@ -265,6 +265,9 @@ class Tensors:
     def view(self, name: str) -> Any:
         """What says shape and type of a tensor."""
         if name not in self.place:
+            stem = name.removesuffix("weight")
+            if self.scheme is None and any(stem + it in self.place for it in ("qweight", "weight_packed")):
+                raise self.unsaid(name)
             raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         return self.files[self.place[name]].get_slice(self.stored_as.get(name, name))
 
@@ -290,6 +293,12 @@ class Tensors:
             return None
         whole = self.scheme.mark != "weight" or self.kind(name) == "I8"
         return self.scheme.bits if whole and f"{stem}.weight_g_idx" not in self.place else None
+
+    def unsaid(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"tensor {name} is quantised, but config.json is without a quantization_config that says how; download it "
+            "again, or put the settings there if another file has them."
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.view(name).get_shape())
