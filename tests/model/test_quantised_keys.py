@@ -1,5 +1,8 @@
 """Settings and members of quantised checkpoints that change what the weights mean: used or refused, never dropped."""
 
+import shutil
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
