@@ -35,6 +35,8 @@ def options(family: str) -> dict[str, Any]:
     """What three layers need."""
     if family == "gemma4_text":
         return {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1}
+    if family in ("olmo3", "ministral"):
+        return {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
     kind = {"lfm2_moe": "conv", "lfm3": "conv", "granitemoehybrid": "linear_attention"}.get(family)
     return {} if kind is None else {"layer_types": [kind, "full_attention", kind]}
 
@@ -61,12 +63,13 @@ def test_every_key_and_tensor(family: str, tmp_path: Path, record_property: Any)
         ("mixtral", "rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0,
                                         "partial_rotary_factor": 0.25}),
         ("mamba2", "rescale_prenorm_residual", True),
+        ("olmo3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}),
     ],
 )  # fmt: skip
 def test_keys_that_programs_read_differently(family: str, key: str, value: Any, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, family, vocab=96, with_tokenizer=False)
     change(path, **{key: value})
-    with pytest.raises(CheckpointError, match="partial_rotary_factor" if key == "rope_parameters" else key):
+    with pytest.raises(CheckpointError, match="partial_rotary_factor" if family == "mixtral" else key):
         load_model(path, dtype="float32", cache=False)
 
 

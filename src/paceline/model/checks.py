@@ -2,7 +2,7 @@
 before anything is made of it, so that no file can write outside a buffer."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.errors import CheckpointError
@@ -101,7 +101,14 @@ def check(config: Any) -> None:
     params = config.rope_parameters
     if not isinstance(params, dict):
         refuse("rope_parameters", params, "an object")
-    for it in scalings(params):
+    each = scalings(params)
+    outside = [key for key in params if each[0] is not params and key in ("rope_type", "type", *ROPE_POSITIVE)]
+    if outside:
+        raise CheckpointError(
+            f"{FILE}: rope_parameters has {', '.join(outside)} next to what it says of each kind of layers, where it "
+            "is not read; put it into the kinds that it is meant for."
+        )
+    for it in each:
         check_rope(it, width)
 
 
@@ -200,7 +207,7 @@ def longest(config: Any) -> int:
     return max(trained, *(stretched(it, trained) for it in scalings(params)))
 
 
-def scalings(params: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def scalings(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [it for it in params.values() if isinstance(it, dict)] or [params]
 
 
