@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model.load import load_model
-from paceline.model.shards import SHARD_INDEX, SINGLE
+from paceline.model.shards import SHARD_INDEX, SINGLE_FILE
 from tests.oracle.walk import close, ours
 from tests.tiny import tiny_checkpoint
 
@@ -22,13 +22,13 @@ def path(tmp_path: Path) -> Path:
 
 def sharded(path: Path, listed: dict[str, str] | None = None) -> dict[str, Tensor]:
     """Two shards in place of the one file; `listed`: what the index says besides."""
-    weights, table = load_file(path / SINGLE), {}
+    weights, table = load_file(path / SINGLE_FILE), {}
     for number, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])):
         file = f"model-{number}.safetensors"
         save_file({name: weights[name] for name in names}, path / file, {"format": "pt"})
         table |= dict.fromkeys(names, file)
     (path / SHARD_INDEX).write_text(json.dumps({"weight_map": table | (listed or {})}))
-    (path / SINGLE).unlink()
+    (path / SINGLE_FILE).unlink()
     return weights
 
 
@@ -54,9 +54,9 @@ def test_what_the_index_lists_must_be_there(name: str, path: Path) -> None:
 def test_weights_twice(path: Path) -> None:
     """The one file and the shards of another: programs differ on which they read."""
     weights = sharded(path)
-    save_file(weights, path / SINGLE, {"format": "pt"})
+    save_file(weights, path / SINGLE_FILE, {"format": "pt"})
     refused(path, "weights twice")
-    (path / SINGLE).unlink()
+    (path / SINGLE_FILE).unlink()
     save_file(
         {**load_file(path / "model-0.safetensors"), "model.norm.weight": weights["model.norm.weight"] * 2},
         path / "model-0.safetensors",
@@ -78,9 +78,9 @@ def test_an_adapter_next_to_the_model(path: Path) -> None:
 )
 def test_stored_frequencies(factor: float, theta: float, taken: bool, path: Path) -> None:
     """Those of the config, rounded or not yet divided by a scaling's factor, say nothing; others are refused."""
-    weights, before = load_file(path / SINGLE), ours(path)
+    weights, before = load_file(path / SINGLE_FILE), ours(path)
     found = factor * theta ** -(torch.arange(0, 8, 2) / 8) if theta else torch.zeros(4)
-    save_file({**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": found.bfloat16()}, path / SINGLE)
+    save_file({**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": found.bfloat16()}, path / SINGLE_FILE)
     if taken:
         assert close(ours(path), before)
     else:
@@ -92,5 +92,5 @@ def test_stored_frequencies(factor: float, theta: float, taken: bool, path: Path
 )
 def test_biases_that_say_something(value: float, name: str, path: Path) -> None:
     """Zeros in place of a bias say nothing, but zeros among the scores of a softmax take their share."""
-    save_file({**load_file(path / SINGLE), f"model.layers.0.{name}": torch.full((32,), value)}, path / SINGLE)
+    save_file({**load_file(path / SINGLE_FILE), f"model.layers.0.{name}": torch.full((32,), value)}, path / SINGLE_FILE)
     refused(path, "no place for")

@@ -19,7 +19,7 @@ from paceline.model.json_files import read_json
 from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
-from paceline.model.quantised import MXFP4, OF_HEADS, SIDE_MEMBER, QuantisedLayer, scheme_of
+from paceline.model.quantised import HEAD_MEMBERS, MXFP4, SIDE_MEMBER, QuantisedLayer, scheme_of
 from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
 from paceline.model.recognise import AHEAD_LISTED, HEADS_APART, family_of, text_config
@@ -341,7 +341,7 @@ class Tensors:
         marked = f"{stem}.{self.scheme.mark}"
         of_layer = marked in self.place and (self.scheme.mark != "weight" or self.kind(marked).startswith(("F8", "I8")))
         fused = stem in self.place or f"{stem}_blocks" in self.place
-        return of_layer or fused or (member in OF_HEADS and "attn" in stem)
+        return of_layer or fused or (member in HEAD_MEMBERS and "attn" in stem)
 
     def says_nothing(self, name: str) -> bool:
         """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers add to each layer."""

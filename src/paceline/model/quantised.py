@@ -16,13 +16,13 @@ from paceline.model.groups import FP4, Groups
 from paceline.model.quantised_keys import check_keys
 
 Config = Mapping[str, Any]
-OF_HEADS = ("k_scale", "v_scale", "q_scale")
+HEAD_MEMBERS = ("k_scale", "v_scale", "q_scale")
 SIDE_MEMBER = re.compile(
     r"(.+)[._](input_scale|input_global_scale|input_zero_point|activation_scale|output_scale|k_scale|v_scale|q_scale)"
 )
 """Members by which others round activations, keys or values: they say nothing of the weights."""
-FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
-WIDE = (torch.float16, torch.bfloat16, torch.float32)
+FLOAT8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the n-th of eight outputs lies in a word of AWQ."""
 HALVES, FLOATS, MXFP4 = 24, 64, 4.25
@@ -190,7 +190,7 @@ def gptq(settings: Config) -> Scheme:
         each, groups = 32 // bits, count_of(layer, size)
         codes = unpacked(layer.typed("qweight", (inputs // each, outputs), torch.int32), bits, 0).t()
         zero = unpacked(layer.typed("qzeros", (groups, outputs // each), torch.int32), bits, 1).t().int() + older
-        scale = layer.typed("scales", (groups, outputs), *WIDE).t()
+        scale = layer.typed("scales", (groups, outputs), *SCALE_TYPES).t()
         index = layer.take("g_idx", (inputs,)) if layer.has("g_idx") else None
         if index is None and act and groups > 1:
             raise layer.wrong("has no g_idx, although desc_act says that its inputs lie in another order")
@@ -228,7 +228,7 @@ def awq(settings: Config) -> Scheme:
         groups = count_of(layer, size)
         codes = columns(layer.typed("qweight", (inputs, outputs // 8), torch.int32))
         zero = columns(layer.typed("qzeros", (groups, outputs // 8), torch.int32))
-        return of_zeros(codes, layer.typed("scales", (groups, outputs), *WIDE).t(), zero.int(), 4)
+        return of_zeros(codes, layer.typed("scales", (groups, outputs), *SCALE_TYPES).t(), zero.int(), 4)
 
     return Scheme("qweight", read, bits=4 + HALVES / span(size))
 
@@ -251,7 +251,7 @@ def floating(block: Any = None, exponents: bool = False) -> Read:
 
     def read(layer: QuantisedLayer) -> Tensor:
         outputs, inputs = layer.shape
-        weight = layer.typed("weight", layer.shape, *FLOAT8).float()
+        weight = layer.typed("weight", layer.shape, *FLOAT8_TYPES).float()
         scale = scale_floats(layer, "weight_scale_inv" if layer.has("weight_scale_inv") else "weight_scale", exponents)
         if block is None:
             if scale.numel() == 1:

@@ -8,41 +8,41 @@ from typing import Any
 from paceline.core.errors import CheckpointError
 
 log = logging.getLogger("paceline")
-WORDS = (None, "int32", "torch.int32")
+WORDS_OF_32_BITS = (None, "int32", "torch.int32")
 """`pack_dtype`: words that hold 32 bits."""
 ROW_ORDER = (None, "gemm")
 """AWQ's words along the outputs."""
-ABSENT: tuple[Any, ...] = (None, False, [], {}, "")
+SAYS_NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
 SERVED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "gptq": {
-        "pack_dtype": WORDS,
-        "is_marlin_format": ABSENT,
-        "rotation": ABSENT,
-        "adapter": ABSENT,
-        "mock_quantization": ABSENT,
+        "pack_dtype": WORDS_OF_32_BITS,
+        "is_marlin_format": SAYS_NOTHING,
+        "rotation": SAYS_NOTHING,
+        "adapter": SAYS_NOTHING,
+        "mock_quantization": SAYS_NOTHING,
     },
     "awq": {
-        "pack_dtype": WORDS,
+        "pack_dtype": WORDS_OF_32_BITS,
         "zero_point": (None, True),
         "format": ROW_ORDER,
         "checkpoint_format": ROW_ORDER,
-        "is_marlin_format": ABSENT,
-        "rotation": ABSENT,
-        "adapter": ABSENT,
+        "is_marlin_format": SAYS_NOTHING,
+        "rotation": SAYS_NOTHING,
+        "adapter": SAYS_NOTHING,
     },
     "fp8": {
         "fmt": (None, "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"),
         "scale_fmt": (None, "float", "float32", "fp32", "ue8m0"),
         "expert_dtype": (None, "fp8"),
-        "dequantize": ABSENT,
+        "dequantize": SAYS_NOTHING,
     },
     "modelopt": {
-        "has_zero_point": ABSENT,
-        "pre_quant_scale": ABSENT,
-        "swap_weight_nibbles": ABSENT,
+        "has_zero_point": SAYS_NOTHING,
+        "pre_quant_scale": SAYS_NOTHING,
+        "swap_weight_nibbles": SAYS_NOTHING,
         "checkpoint_weight_scale_layout": (None, "linear"),
-        "scale_dtype": ABSENT,
-        "quantized_layers": ABSENT,
+        "scale_dtype": SAYS_NOTHING,
+        "quantized_layers": SAYS_NOTHING,
     },
     "compressed-tensors": {"quantization_status": (None, "compressed", "frozen")},
 }

@@ -7,7 +7,7 @@ from typing import Any
 from paceline.core.errors import CheckpointError
 from paceline.model.json_files import read_json
 
-SHARD_INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SHARD_INDEX, SINGLE_FILE = "model.safetensors.index.json", "model.safetensors"
 
 
 def shard_names(path: Path) -> list[str]:
@@ -17,20 +17,20 @@ def shard_names(path: Path) -> list[str]:
             f"{path} holds an adapter (adapter_config.json) next to a model, and programs differ on whether it is "
             "applied; move it to a directory of its own, and give that as --lora NAME=DIRECTORY to use it."
         )
-    single = (path / SINGLE).exists()
+    single = (path / SINGLE_FILE).exists()
     if (path / SHARD_INDEX).exists():
         names = listed(path / SHARD_INDEX)
-        if single and SINGLE not in names:
+        if single and SINGLE_FILE not in names:
             raise CheckpointError(
-                f"{path} holds {SINGLE} and a {SHARD_INDEX} of other files, so it has weights twice; take away the "
+                f"{path} holds {SINGLE_FILE} and a {SHARD_INDEX} of other files, so it has weights twice; take away the "
                 "ones that are not meant."
             )
         return names
     if single:
-        return [SINGLE]
+        return [SINGLE_FILE]
     if files := sorted(path.glob("*.gguf")):
         raise CheckpointError(f"{path} holds no safetensors but {files[0].name}; give the path of that GGUF file.")
-    raise CheckpointError(f"{path} has neither {SINGLE} nor {SHARD_INDEX}; convert the weights to safetensors.")
+    raise CheckpointError(f"{path} has neither {SINGLE_FILE} nor {SHARD_INDEX}; convert the weights to safetensors.")
 
 
 def listed(index: Path) -> list[str]:
