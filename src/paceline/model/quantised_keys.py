@@ -13,7 +13,7 @@ WORDS_OF_32_BITS = (None, "int32", "torch.int32")
 ROW_ORDER = (None, "gemm")
 """AWQ's words along the outputs."""
 SAYS_NOTHING: tuple[Any, ...] = (None, False, [], {}, "")
-SERVED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
+SERVED_SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
     "gptq": {
         "pack_dtype": WORDS_OF_32_BITS,
         "is_marlin_format": SAYS_NOTHING,
@@ -47,7 +47,7 @@ SERVED_VALUES: dict[str, dict[str, tuple[Any, ...]]] = {
     "compressed-tensors": {"quantization_status": (None, "compressed", "frozen")},
 }
 """Keys that say how weights are stored, with the values that are served, by method."""
-SILENT_KEYS = frozenset(
+SILENT_SETTINGS = frozenset(
     ("quant_method", "bits", "group_size", "desc_act", "sym", "checkpoint_format", "format", "dynamic", "version",
      "weight_block_size", "config_groups", "transform_config", "sparsity_config", "quant_algo",
      "damp_percent", "damp_auto_increment", "true_sequential", "static_groups", "act_group_aware", "meta", "lm_head",
@@ -69,7 +69,7 @@ def check_keys(settings: Mapping[str, Any]) -> None:
     """Raise CheckpointError for a key whose value changes what weights mean and is not served; one that is not known is
     warned about."""
     method = {"fbgemm_fp8": "fp8"}.get(str(settings.get("quant_method")), str(settings.get("quant_method")))
-    known = SERVED_VALUES.get(method, {})
+    known = SERVED_SETTINGS.get(method, {})
     for key, value in settings.items():
         if key in known and not any(value is it or (type(value) is type(it) and value == it) for it in known[key]):
             served = " or ".join(str(it) for it in known[key] if it is not None) or "a checkpoint without it"
@@ -77,7 +77,7 @@ def check_keys(settings: Mapping[str, Any]) -> None:
                 f"config.json: quantization_config.{key} is {str(value)[:40]}, which changes what the weights mean and "
                 f"is not served; {served} is."
             )
-    unknown = sorted(key for key, it in settings.items() if key not in known and key not in SILENT_KEYS and it)
+    unknown = sorted(key for key, it in settings.items() if key not in known and key not in SILENT_SETTINGS and it)
     if unknown:
         log.warning(
             "config.json: quantization_config has %s, which is not read; if it says how weights are stored, the text "

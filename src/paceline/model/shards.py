@@ -22,7 +22,7 @@ def shard_names(path: Path) -> list[str]:
         names = listed(path / SHARD_INDEX)
         if single and SINGLE_FILE not in names:
             raise CheckpointError(
-                f"{path} holds {SINGLE_FILE} and a {SHARD_INDEX} of other files, so it has weights twice; take away the "
+                f"{path} holds {SINGLE_FILE} and a {SHARD_INDEX} of other files, so it has weights twice; remove the "
                 "ones that are not meant."
             )
         return names
