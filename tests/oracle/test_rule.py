@@ -35,8 +35,9 @@ def options(family: str) -> dict[str, Any]:
     """What three layers need."""
     if family == "gemma4_text":
         return {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1}
-    if family in ("olmo3", "ministral"):
-        return {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
+    if family in ("olmo3", "ministral", "mellum"):
+        dense = {"mlp_layer_types": ["dense", "sparse", "sparse"]} if family == "mellum" else {}
+        return {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], **dense}
     kind = {"lfm2_moe": "conv", "lfm3": "conv", "granitemoehybrid": "linear_attention"}.get(family)
     return {} if kind is None else {"layer_types": [kind, "full_attention", kind]}
 
