@@ -26,7 +26,6 @@ OTHERS: list[tuple[str, dict[str, Any]]] = [
     ("gptq-4-32", {"bits": 3}),
     ("gptq-4-32", {"bits": True}),
     ("gptq-4-32", {"dynamic": {r".*down.*": {"sym": False}}}),
-    ("awq-32", {"zero_point": False}),
     ("awq-32", {"checkpoint_format": "gemv"}),
     ("awq-32", {"version": "gemv_fast"}),
     ("awq-32", {"group_size": "32"}),
@@ -92,6 +91,16 @@ def changed(path: Path, change: dict[str, Any]) -> None:
     save_file(weights, path / "model.safetensors", {"format": "pt"})
 
 
+def test_zero_points_that_the_settings_deny(made: Made, tmp_path: Path) -> None:
+    """Without zero points all of them are in the middle."""
+    small = shutil.copytree(made("awq-32")[0], tmp_path / "it")
+    edit(small, quantization_config=CASES["awq-32"][0] | {"zero_point": False})
+    with pytest.raises(CheckpointError, match="has zero points"):
+        load_model(small, dtype="float32", cache=False)
+    changed(small, {"qzeros": lambda it: torch.full_like(it, -0x77777778)})
+    load_model(small, dtype="float32", cache=False)
+
+
 def constant(*numbers: float, dtype: torch.dtype = torch.float32) -> Any:
     return lambda _: torch.tensor(numbers, dtype=dtype)
 
@@ -152,7 +161,7 @@ def test_members_of_activations(made: Made, tmp_path: Path) -> None:
     small, dense = (shutil.copytree(it, tmp_path / it.name) for it in made("modelopt-fp8"))
     weights: dict[str, Tensor] = load_file(small / "model.safetensors")
     at = "model.layers.0."
-    beside = [f"{at}mlp.up_proj.input_scale", f"{at}self_attn.k_proj.k_scale", f"{at}self_attn.v_scale"]
+    beside = [f"{at}mlp.up_proj.input_scale", f"{at}mixer.k_proj.k_scale", f"{at}self_attn.v_scale"]
     save_file({**weights, **{it: torch.tensor(2.0) for it in beside}}, small / "model.safetensors")
     torch.testing.assert_close(logits(small), logits(dense), rtol=1e-5, atol=1e-5)
     for name in ("mlp.router.input_scale", "mlp.output_scale", "input_layernorm.k_scale"):

@@ -341,7 +341,7 @@ class Tensors:
         marked = f"{stem}.{self.scheme.mark}"
         of_layer = marked in self.place and (self.scheme.mark != "weight" or self.kind(marked).startswith(("F8", "I8")))
         fused = stem in self.place or f"{stem}_blocks" in self.place
-        return of_layer or fused or (member in HEAD_MEMBERS and "attn" in stem)
+        return of_layer or fused or (member in HEAD_MEMBERS and ("att" in stem or stem.endswith("_proj")))
 
     def says_nothing(self, name: str) -> bool:
         """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers add to each layer."""

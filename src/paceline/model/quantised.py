@@ -228,6 +228,8 @@ def awq(settings: Config) -> Scheme:
         groups = count_of(layer, size)
         codes = columns(layer.typed("qweight", (inputs, outputs // 8), torch.int32))
         zero = columns(layer.typed("qzeros", (groups, outputs // 8), torch.int32))
+        if settings.get("zero_point") is False and not bool((zero == 8).all()):
+            raise layer.wrong("has zero points, although the settings say zero_point false")
         return of_zeros(codes, layer.typed("scales", (groups, outputs), *SCALE_TYPES).t(), zero.int(), 4)
 
     return Scheme("qweight", read, bits=4 + HALVES / span(size))

@@ -23,7 +23,6 @@ SERVED_SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
     },
     "awq": {
         "pack_dtype": WORDS_OF_32_BITS,
-        "zero_point": (None, True),
         "format": ROW_ORDER,
         "checkpoint_format": ROW_ORDER,
         "is_marlin_format": SAYS_NOTHING,
@@ -55,6 +54,7 @@ SILENT_SETTINGS = frozenset(
      "exllama_config", "max_input_length", "model_seqlen", "cache_block_outputs", "pad_token_id", "use_cuda_fp16",
      "disable_exllama", "block_name_to_quantize", "module_name_preceding_first_block", "modules_in_block_to_quantize",
      "quantizer", "hyb_act", "mse", "fail_safe", "failsafe", "offload_to_disk",
+     "zero_point",
      "do_fuse", "fuse_max_seq_len", "modules_to_fuse", "modules_to_not_convert", "modules_to_convert", "w_bit",
      "q_group_size", "activation_scheme", "activation_scale_ub", "ignored_layers", "ignore", "exclude_modules",
      "kv_cache_scheme", "kv_cache_quant_algo", "global_compression_ratio", "quantization_status", "run_compressed",

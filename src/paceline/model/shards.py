@@ -49,11 +49,12 @@ def listed(index: Path) -> list[str]:
 
 def check_complete(path: Path, there: Iterable[str]) -> None:
     """Raise CheckpointError for a tensor of the index that none of its files holds: a shard was cut, or is of another
-    model. A head may be missing, since one that is tied need not be stored."""
+    model. A head may be missing, since one that is tied need not be stored, and so may frequencies."""
     if not (path / SHARD_INDEX).exists():
         return
     table: dict[str, Any] = read_json(path / SHARD_INDEX)["weight_map"]
-    if missing := sorted({*table} - {*there} - {"lm_head.weight"}):
+    found = {*there, "lm_head.weight"}
+    if missing := sorted(it for it in table if it not in found and not it.endswith("rotary_emb.inv_freq")):
         raise CheckpointError(
             f"{path / SHARD_INDEX} lists {len(missing)} tensors that its files do not hold, such as {missing[0][:80]} "
             f"in {table[missing[0]]}; download the checkpoint again."
