@@ -64,13 +64,17 @@ def test_every_key_and_tensor(family: str, tmp_path: Path, record_property: Any)
         ("mixtral", "rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0,
                                         "partial_rotary_factor": 0.25}),
         ("mamba2", "rescale_prenorm_residual", True),
+        ("llama4_text", "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                                            "original_max_position_embeddings": 128}),
         ("olmo3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}),
     ],
 )  # fmt: skip
 def test_keys_that_programs_read_differently(family: str, key: str, value: Any, tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, family, vocab=96, with_tokenizer=False)
     change(path, **{key: value})
-    with pytest.raises(CheckpointError, match="partial_rotary_factor" if family == "mixtral" else key):
+    with pytest.raises(
+        CheckpointError, match={"mixtral": "partial_rotary_factor", "llama4_text": "normed"}.get(family, key)
+    ):
         load_model(path, dtype="float32", cache=False)
 
 

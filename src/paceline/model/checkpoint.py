@@ -114,11 +114,17 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:
             raise CheckpointError(f"max_len {max_len} is outside 1..{most}, the context that {path} was made for.")
-        return read_spec(config, max_len)
+        found = read_spec(config, max_len)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path / 'config.json'} cannot be used ({type(error).__name__}: {error}); correct it or download it again."
         ) from None
+    if found.norm_unweighted and any(it.rope.scale != 1 for it in found.attentions):
+        raise CheckpointError(
+            f"{path / 'config.json'}: this rope scaling of {found.family} multiplies queries and keys by "
+            f"{found.attentions[0].rope.scale:.3g} before they are normed, which is not served; llama3 and linear are."
+        )
+    return found
 
 
 def evened(raw: dict[str, Any]) -> dict[str, Any]:
