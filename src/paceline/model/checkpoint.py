@@ -231,7 +231,7 @@ class Tensors:
         tensor = self.stored(name, shape)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
             if self.scheme is None:
-                raise self.unsaid(name)
+                raise self.unsaid(f"{name} (stored as {tensor.dtype})")
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
         return tensor if dtype is None else tensor.to(dtype)
 
