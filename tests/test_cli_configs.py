@@ -21,7 +21,7 @@ BILLIONS = {
     "Minitron-8B-Base": 8.27, "Hunyuan-7B-Instruct": 7.5, "Hunyuan-A13B-Instruct": 80.4,
     "Apertus-8B-Instruct-2509": 8.05, "Phi-3.5-MoE": 41.9, "Qwen2.5-VL-7B-Instruct": 7.62,
     "EXAONE-3.5-7.8B-Instruct": 7.82, "stablelm-2-12b-chat": 12.14, "gemma-4-12B-it": 11.9, "Llama-4-Scout": 107.8,
-    "Trinity-Mini": 26.1, "Hy3-preview": 295.0, "FlexOlmo-7x7B-1T": 33.0,
+    "Trinity-Mini": 26.1, "Hy3": 295.0, "FlexOlmo-7x7B-1T": 33.0,
 }  # fmt: skip
 """Parameters of the text's model in billions, of those that are served, as their makers give them."""
 NEAREST = {

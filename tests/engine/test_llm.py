@@ -22,6 +22,7 @@ KEYS_OF_DRAWING: tuple[tuple[str, Any], ...] = (
     ("begin_suppress_tokens", [5]), ("no_repeat_ngram_size", 3), ("suppress_tokens", 5), ("typical_p", 0.9),
     ("min_new_tokens", 4), ("stop_strings", ["x"]), ("num_beams", 4), ("guidance_scale", 1.5),
     ("watermarking_config", {"bias": 2.5}), ("dola_layers", "high"),
+    ("force_words_ids", [[5]]), ("constraints", [{}]), ("num_beam_groups", 2), ("diversity_penalty", 0.5),
 )  # fmt: skip
 """What a generation config may say that is not served."""
 

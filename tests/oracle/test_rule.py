@@ -18,7 +18,7 @@ from paceline.model.load import load_model
 from paceline.model.quantised import scheme_of
 from paceline.model.rope import SCALINGS, rope
 from tests.model.gguf.files import write_gguf
-from tests.oracle.walk import Walked, walk
+from tests.oracle.walk import Walked, close, ours, theirs, walk
 from tests.tiny import FAMILIES, MORE, tiny_checkpoint
 
 EVERY = [*FAMILIES, *MORE]
@@ -35,6 +35,9 @@ def options(family: str) -> dict[str, Any]:
     """What three layers need."""
     if family == "gemma4_text":
         return {"layer_types": ["sliding_attention", "full_attention", "full_attention"], "num_kv_shared_layers": 1}
+    if family in ("olmo3", "ministral", "mellum"):
+        dense = {"mlp_layer_types": ["dense", "sparse", "sparse"]} if family == "mellum" else {}
+        return {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"], **dense}
     kind = {"lfm2_moe": "conv", "lfm3": "conv", "granitemoehybrid": "linear_attention"}.get(family)
     return {} if kind is None else {"layer_types": [kind, "full_attention", kind]}
 
@@ -50,6 +53,42 @@ def test_every_key_and_tensor(family: str, tmp_path: Path, record_property: Any)
     record_property("walked", found)
     print(family, found)
     assert isinstance(found, Walked) and found.keys >= 18 and found.tensors >= 20 and found.moved >= 2
+
+
+@pytest.mark.parametrize(
+    ("family", "key", "value"),
+    [
+        ("llama", "is_causal", False),
+        ("gemma3", "is_causal", None),
+        ("qwen3", "partial_rotary_factor", 0.5),
+        ("mixtral", "rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0,
+                                        "partial_rotary_factor": 0.25}),
+        ("mamba2", "rescale_prenorm_residual", True),
+        ("llama4_text", "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
+                                            "original_max_position_embeddings": 128}),
+        ("olmo3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}),
+    ],
+)  # fmt: skip
+def test_keys_that_programs_read_differently(family: str, key: str, value: Any, tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, family, vocab=96, with_tokenizer=False)
+    change(path, **{key: value})
+    with pytest.raises(
+        CheckpointError, match={"mixtral": "partial_rotary_factor", "llama4_text": "normed"}.get(family, key)
+    ):
+        load_model(path, dtype="float32", cache=False)
+
+
+def test_a_part_of_each_head_is_rotated_where_all_programs_do(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "phi3", vocab=96, with_tokenizer=False)
+    before = ours(path)
+    change(path, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})
+    found, expected = ours(path), theirs(path)
+    assert isinstance(expected, torch.Tensor) and close(found, expected) and not close(found, before)
+
+
+def change(path: Path, **fields: Any) -> None:
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | fields))
 
 
 @pytest.mark.parametrize("kind", SCALINGS)

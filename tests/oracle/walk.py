@@ -27,6 +27,13 @@ OTHER_NAMES = {"silu": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "silu", "relu2"
 MODEL_KEYS = ("is_decoder", "add_cross_attention", "cross_attention_hidden_size", "is_encoder_decoder", "pruned_heads",
               "architectures", "model_type", "dtype", "torch_dtype", "per_layer_config")  # fmt: skip
 """Keys by which transformers chooses another class of model, or none: their values are no number of a model."""
+WRITTEN_OVER = {"youtu": ("pad_token_id",)}
+"""Keys by which transformers writes over weights that it has loaded, by family: zeros in the row of this token."""
+KEYS_OF_ALL: tuple[tuple[str, Any], ...] = (
+    ("is_causal", False), ("partial_rotary_factor", 0.5), ("rope_theta", 5e5),
+    ("rope_scaling", {"rope_type": "linear", "factor": 4.0}), ("rope_scaling", {"type": "dynamic", "factor": 4.0}),
+)  # fmt: skip
+"""Keys that transformers reads in configs of every family, also where a config need not have them."""
 
 
 @dataclass(frozen=True)
@@ -109,8 +116,9 @@ def walk(path: Path, family: str, share: float, seed: int, **options: Any) -> Wa
     before = ours(path)
     assert before is not None, f"{family}: the checkpoint itself is refused"
     keys = tensors = refused = moved = 0
-    for key, changed in changes(config):
-        if stream.random() >= share:
+    added = [(f"{key} = {value}", config | {key: value}) for key, value in KEYS_OF_ALL if key not in config]
+    for key, changed in [*changes(config), *added]:
+        if stream.random() >= share or key in WRITTEN_OVER.get(family, ()):
             continue
         keys += 1
         (path / "config.json").write_text(json.dumps(changed))

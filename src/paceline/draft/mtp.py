@@ -26,10 +26,11 @@ from paceline.draft.feature import FeatureDrafter, FeatureHead
 from paceline.draft.grow import HEAD_TREE_NODES
 from paceline.draft.head import HEADS, METHOD_KEY, HeadCard, HeadFacts, HeadFiles
 from paceline.model.blocks import Block, FeedForward, SelfAttention
-from paceline.model.checkpoint import open_tensors, read_config, read_json
+from paceline.model.checkpoint import open_tensors, read_config
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX
 from paceline.model.footprint import Footprint
+from paceline.model.json_files import read_json
 from paceline.model.linear import Linear, Packing, alone, plain
 from paceline.model.loader import Loader
 from paceline.model.norms import Norm

@@ -1,8 +1,6 @@
 """A checkpoint on disk or hub: where it is, what its config says, and its tensors, read by mmap."""
 
-import json
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -17,13 +15,15 @@ from paceline.model.catalogue import CATALOGUE
 from paceline.model.families import FAMILIES
 from paceline.model.family import MTP_PREFIX, Names
 from paceline.model.groups import Groups
+from paceline.model.json_files import read_json
 from paceline.model.memo import remembered
 from paceline.model.opened import once
 from paceline.model.pull import pull
-from paceline.model.quantised import MXFP4, SIDE_MEMBERS, QuantisedLayer, scheme_of
+from paceline.model.quantised import HEAD_MEMBERS, MXFP4, SIDE_MEMBER, QuantisedLayer, scheme_of
 from paceline.model.read_attention import by_layer
 from paceline.model.read_spec import read_spec
 from paceline.model.recognise import AHEAD_LISTED, HEADS_APART, family_of, text_config
+from paceline.model.shards import SHARD_INDEX, check_complete, shard_names
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import Scales, expert_part
 from paceline.model.tensor_names import of_further, of_stack, of_text, renamed
@@ -33,7 +33,6 @@ TWICE = ("consolidated*", "original/*")
 """Files that hold the same weights again, in the layout of the model's authors."""
 WIDE_NUMBER_BYTES = {"F32": 4, "F64": 8}
 """Bytes of a number, by its name in safetensors, where more than 2."""
-SHARD_INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
 
 def resolve(model: str | Path, revision: str | None = None, token: str | None = None) -> Path:
@@ -76,47 +75,6 @@ def from_hub(model: str | Path, revision: str | None = None, token: str | None =
         ) from None
 
 
-MOST_LEVELS = 64
-"""Nesting of a JSON file of a model."""
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON file as the caller's own object. Raises CheckpointError."""
-    return deepcopy(once(path, lambda: parsed(path)))
-
-
-def nested_beyond(content: Any, levels: int) -> bool:
-    """Is a JSON value nested deeper than this? Counted without recursion."""
-    row = [content]
-    for _ in range(levels):
-        row = [it for part in row if isinstance(part, dict | list)
-               for it in (part.values() if isinstance(part, dict) else part)]  # fmt: skip
-    return any(isinstance(it, dict | list) for it in row)
-
-
-def parsed(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path.parent} has no {path.name}; {instead(path.parent)}.") from None
-    except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not JSON ({error}); download it again.") from None
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read ({error.strerror}); give it to this user to read.") from None
-    if nested_beyond(content, MOST_LEVELS):
-        raise CheckpointError(f"{path} is nested deeper than {MOST_LEVELS} levels; download it again.")
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
-    return content
-
-
-def instead(path: Path) -> str:
-    """What to give where a directory is no model in Hugging Face layout."""
-    if (path / "adapter_config.json").exists():
-        return "it is an adapter: give it as --lora NAME=DIRECTORY, and the model that it changes as the model"
-    return "give a Hugging Face model directory"
-
-
 def read_config(path: Path, max_len: int | None = None) -> ModelSpec:
     """Refuse what is not served by the raw file, then let transformers parse it; remote code never runs."""
     if path.suffix == ".gguf":
@@ -151,14 +109,22 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
         if FAMILIES[raw["model_type"]].varied:
             config = by_layer(config)
         checks.check(config)
+        if not (FAMILIES[raw["model_type"]].varied or FAMILIES[raw["model_type"]].latent):
+            checks.check_rotated(config)
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:
             raise CheckpointError(f"max_len {max_len} is outside 1..{most}, the context that {path} was made for.")
-        return read_spec(config, max_len)
+        found = read_spec(config, max_len)
     except (ArithmeticError, AttributeError, LookupError, RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"{path / 'config.json'} cannot be used ({type(error).__name__}: {error}); correct it or download it again."
         ) from None
+    if found.norm_unweighted and any(it.rope.scale != 1 for it in found.attentions):
+        raise CheckpointError(
+            f"{path / 'config.json'}: this rope scaling of {found.family} multiplies queries and keys by "
+            f"{found.attentions[0].rope.scale:.3g} before they are normed, which is not served; llama3 and linear are."
+        )
+    return found
 
 
 def evened(raw: dict[str, Any]) -> dict[str, Any]:
@@ -180,20 +146,6 @@ def with_floats(value: Any) -> Any:
     return [with_floats(item) for item in value] if isinstance(value, list) else value
 
 
-def listed(index: Path) -> list[str]:
-    """The files of an index, all of them in its directory. Raises CheckpointError."""
-    table = read_json(index).get("weight_map")
-    if not isinstance(table, dict) or not table:
-        raise CheckpointError(f"{index}: weight_map is missing or no object; download it again.")
-    for name, file in table.items():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".safetensors"):
-            raise CheckpointError(
-                f"{index}: weight_map has {str(file)[:80]!r} for {name[:80]!r}, but it must name a .safetensors file "
-                "next to it; download it again."
-            )
-    return sorted(set(table.values()))
-
-
 class Tensors:
     """The tensors of a checkpoint by name. Files are mapped; a tensor is a view of its file."""
 
@@ -210,7 +162,9 @@ class Tensors:
         """Names in the files, of tensors that have another one here."""
         self.place: dict[str, str] = {}
         pictures, kind = text_config(config) is not config, str(config.get("model_type"))
-        for file, known, theirs in self.names():
+        there = list(self.names())
+        check_complete(path, (theirs for _, _, theirs in there))
+        for file, known, theirs in there:
             name = of_text(known) if pictures else renamed(known, kind)
             if name is None or of_further(name, text_config(config)):
                 continue
@@ -245,17 +199,7 @@ class Tensors:
                 yield file, name, name
 
     def shards(self) -> list[str]:
-        if (self.path / SHARD_INDEX).exists():
-            return listed(self.path / SHARD_INDEX)
-        if (self.path / SINGLE).exists():
-            return [SINGLE]
-        if files := sorted(self.path.glob("*.gguf")):
-            raise CheckpointError(
-                f"{self.path} holds no safetensors but {files[0].name}; give the path of that GGUF file."
-            )
-        raise CheckpointError(
-            f"{self.path} has neither {SINGLE} nor {SHARD_INDEX}; convert the weights to safetensors."
-        )
+        return shard_names(self.path)
 
     def open(self, file: Path) -> Any:
         from safetensors import SafetensorError, safe_open
@@ -286,6 +230,8 @@ class Tensors:
             return found if dtype is None else found.to(dtype)
         tensor = self.stored(name, shape)
         if not tensor.dtype.is_floating_point or tensor.dtype.itemsize < 2:
+            if self.scheme is None:
+                raise self.unsaid(f"{name} (stored as {tensor.dtype})")
             raise CheckpointError(f"tensor {name} is stored as {tensor.dtype}, a quantised form, which is not served.")
         return tensor if dtype is None else tensor.to(dtype)
 
@@ -307,8 +253,6 @@ class Tensors:
         name, number = of_stack(name)
         if number is not None and name not in self.place:
             name = name.removesuffix(".weight")
-        if name not in self.place:
-            raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         view = self.view(name)
         found = tuple(view.get_shape())
         if number is not None and found and number < found[0]:
@@ -327,6 +271,9 @@ class Tensors:
     def view(self, name: str) -> Any:
         """What says shape and type of a tensor."""
         if name not in self.place:
+            stem = name.removesuffix("weight")
+            if self.scheme is None and any(stem + it in self.place for it in ("qweight", "weight_packed")):
+                raise self.unsaid(name)
             raise CheckpointError(f"tensor {name} is missing from {self.path}; download the checkpoint again.")
         return self.files[self.place[name]].get_slice(self.stored_as.get(name, name))
 
@@ -352,6 +299,12 @@ class Tensors:
             return None
         whole = self.scheme.mark != "weight" or self.kind(name) == "I8"
         return self.scheme.bits if whole and f"{stem}.weight_g_idx" not in self.place else None
+
+    def unsaid(self, name: str) -> CheckpointError:
+        return CheckpointError(
+            f"tensor {name} is quantised, but config.json is without a quantization_config that says how; download it "
+            "again, or put the settings there if another file has them."
+        )
 
     def shape(self, name: str) -> tuple[int, ...]:
         return tuple(self.view(name).get_shape())
@@ -382,9 +335,19 @@ class Tensors:
         for name in self.place:
             if self.predicts and name.startswith(MTP_PREFIX):
                 continue
-            beside = name.endswith("rotary_emb.inv_freq") or (self.scheme and name.endswith(SIDE_MEMBERS))
-            if name not in self.taken and not beside and name != "lm_head.weight":
+            if name not in self.taken and not self.of_activations(name) and name != "lm_head.weight":
                 yield name
+
+    def of_activations(self, name: str) -> bool:
+        """Whether a tensor says how others round activations, keys or values of a quantised layer."""
+        found = None if self.scheme is None else SIDE_MEMBER.fullmatch(name)
+        if found is None or self.scheme is None:
+            return False
+        stem, member = found.groups()
+        marked = f"{stem}.{self.scheme.mark}"
+        of_layer = marked in self.place and (self.scheme.mark != "weight" or self.kind(marked).startswith(("F8", "I8")))
+        fused = stem in self.place or f"{stem}_blocks" in self.place
+        return of_layer or fused or (member in HEAD_MEMBERS and ("att" in stem or stem.endswith("_proj")))
 
     def says_nothing(self, name: str) -> bool:
         """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers add to each layer."""

@@ -2,7 +2,7 @@
 before anything is made of it, so that no file can write outside a buffer."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.errors import CheckpointError
@@ -36,10 +36,23 @@ ROPE_POSITIVE = ("rope_theta", "factor", "beta_fast", "beta_slow", "attention_fa
                  "high_freq_factor", "alpha", "mscale", "mscale_all_dim")  # fmt: skip
 
 
+PARTLY_ROTATED = frozenset(
+    ("phi3", "glm", "glm4", "glm4v_text", "stablelm", "nemotron", "mellum", "minimax_m2", "glm4_moe", "solar_open",
+     "bamba", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
+)  # fmt: skip
+"""Model types of which `partial_rotary_factor` is read: in others some programs rotate a part of each head, others the
+whole. Heads of a latent vector and those of Gemma 4 are looked at where they are read."""
+
+
 def check_raw(raw: Mapping[str, Any]) -> None:
     """The fields that are read before transformers parses the file. Raises CheckpointError."""
     if not isinstance(raw.get("model_type"), str):
         refuse("model_type", raw.get("model_type"), "the name of a family")
+    if not raw.get("is_causal", True):
+        raise CheckpointError(
+            f"{FILE}: is_causal is {raw['is_causal']}, so the model reads texts in both directions (an encoder), which "
+            "is not served; use a checkpoint that generates text."
+        )
     quantised = raw.get("quantization_config")
     if quantised is not None and not isinstance(quantised, dict):
         refuse("quantization_config", quantised, "an object")
@@ -88,8 +101,26 @@ def check(config: Any) -> None:
     params = config.rope_parameters
     if not isinstance(params, dict):
         refuse("rope_parameters", params, "an object")
-    for it in scalings(params):
+    each = scalings(params)
+    outside = [key for key in params if each[0] is not params and key in ("rope_type", "type", *ROPE_POSITIVE)]
+    if outside:
+        raise CheckpointError(
+            f"{FILE}: rope_parameters has {', '.join(outside)} next to what it says of each kind of layers, where it "
+            "is not read; put it into the kinds that it is meant for."
+        )
+    for it in each:
         check_rope(it, width)
+
+
+def check_rotated(config: Any) -> None:
+    """Raise CheckpointError where a part of each head would be rotated, but not by all programs."""
+    for it in scalings(getattr(config, "rope_parameters", None) or {}):
+        part = it.get("partial_rotary_factor")
+        if part not in (None, 1) and config.model_type not in PARTLY_ROTATED:
+            raise CheckpointError(
+                f"{FILE}: partial_rotary_factor is {part}, which some programs use in a {config.model_type} model and "
+                "others do not, so it is not served; take it out if whole heads are rotated."
+            )
 
 
 def attends_somewhere(config: Any) -> bool:
@@ -176,7 +207,7 @@ def longest(config: Any) -> int:
     return max(trained, *(stretched(it, trained) for it in scalings(params)))
 
 
-def scalings(params: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+def scalings(params: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [it for it in params.values() if isinstance(it, dict)] or [params]
 
 

@@ -161,7 +161,9 @@ def fresh(
     loader = Loader(spec, names, tensors, packing, device, vocabulary, keep, held)
     weights = loader.weights()
     left = (name for name in tensors.leftover() if not tensors.says_nothing(name))
-    if unknown := sorted(name for name in left if not (loader.elsewhere(name) or loader.unread(name))):
+    if unknown := sorted(
+        name for name in left if not (loader.elsewhere(name) or loader.unread(name) or loader.turns_so(name))
+    ):
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."

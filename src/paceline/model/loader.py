@@ -30,6 +30,8 @@ from paceline.model.spec import Attention, Both, Delta, Experts, Latent, Mamba, 
 log = logging.getLogger("paceline")
 MASKED_LOGIT = -1e30
 """A logit that no draw survives, and a finite number in bfloat16."""
+STORED_ROUNDING = 0.01
+"""Relative difference of frequencies that were stored in bfloat16."""
 
 
 class Loader:
@@ -358,6 +360,17 @@ class Loader:
         if isinstance(self.tensors, GgufTensors):
             return any(name == self.tensors.named(f"{it}.weight")[0] for it in ours)
         return any(name.startswith(f"{it}.") for it in ours)
+
+    def turns_so(self, name: str) -> bool:
+        """Is this tensor the frequencies of a rotation, as the config implies them, but for a factor of all?"""
+        if not name.endswith("rotary_emb.inv_freq") or isinstance(self.tensors, GgufTensors):
+            return False
+        found = self.tensors.stored(name, None).double()
+        ours = [torch.tensor(it.rope.inverse, dtype=torch.float64) for it in self.spec.attentions]
+        return any(
+            it.shape == found.shape and torch.allclose(found * (it[0] / found[0]), it, STORED_ROUNDING, 0.0)
+            for it in ours
+        )
 
     def elsewhere(self, name: str) -> bool:
         """Is this tensor one of the experts that other processes hold?"""

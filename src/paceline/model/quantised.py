@@ -3,6 +3,7 @@
 Weights are read as they are. Where a method rounds activations, too, ours are rounded as the packing does, or not.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,11 +13,16 @@ from torch import Tensor
 
 from paceline.core.errors import CheckpointError
 from paceline.model.groups import FP4, Groups
+from paceline.model.quantised_keys import check_keys
 
 Config = Mapping[str, Any]
-SIDE_MEMBERS = ("input_scale", "input_global_scale", "activation_scale", "output_scale", "k_scale", "v_scale",
-                "q_scale", "input_zero_point", "weight_g_idx", "weight_shape", "g_idx")  # fmt: skip
-"""Members that say nothing of the weights, or that are read along with them."""
+HEAD_MEMBERS = ("k_scale", "v_scale", "q_scale")
+SIDE_MEMBER = re.compile(
+    r"(.+)[._](input_scale|input_global_scale|input_zero_point|activation_scale|output_scale|k_scale|v_scale|q_scale)"
+)
+"""Members by which others round activations, keys or values: they say nothing of the weights."""
+FLOAT8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+SCALE_TYPES = (torch.float16, torch.bfloat16, torch.float32)
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)
 """Where the n-th of eight outputs lies in a word of AWQ."""
 HALVES, FLOATS, MXFP4 = 24, 64, 4.25
@@ -92,6 +98,7 @@ def scheme_of(config: Config) -> Scheme | None:
             f"this checkpoint is quantised with {method or 'an unnamed method'}, which is not served; served are "
             f"{', '.join(QUANTISERS)}, and its float16, bfloat16 or float32 original."
         )
+    check_keys(settings)
     return QUANTISERS[method](settings)
 
 
@@ -160,7 +167,12 @@ def span(size: int) -> int:
 
 def gptq(settings: Config) -> Scheme:
     bits, size, act = number(settings, "bits", (4, 8)), group_size(settings), bool(settings.get("desc_act"))
-    form = settings.get("checkpoint_format") or "gptq"
+    older_name, form = settings.get("format"), settings.get("checkpoint_format") or settings.get("format") or "gptq"
+    if older_name and older_name != form:
+        raise CheckpointError(
+            f"config.json: quantization_config says format {str(older_name)[:40]} and checkpoint_format "
+            f"{str(form)[:40]}, by which zeros mean different numbers; keep the right one."
+        )
     if form not in GPTQ_FORMATS:
         raise CheckpointError(
             f"config.json: GPTQ of the format {str(form)[:40]} is not served; {' and '.join(GPTQ_FORMATS)} are."
@@ -176,9 +188,9 @@ def gptq(settings: Config) -> Scheme:
     def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         each, groups = 32 // bits, count_of(layer, size)
-        codes = unpacked(layer.take("qweight", (inputs // each, outputs)), bits, 0).t()
-        zero = unpacked(layer.take("qzeros", (groups, outputs // each)), bits, 1).t().int() + older
-        scale = layer.take("scales", (groups, outputs)).t()
+        codes = unpacked(layer.typed("qweight", (inputs // each, outputs), torch.int32), bits, 0).t()
+        zero = unpacked(layer.typed("qzeros", (groups, outputs // each), torch.int32), bits, 1).t().int() + older
+        scale = layer.typed("scales", (groups, outputs), *SCALE_TYPES).t()
         index = layer.take("g_idx", (inputs,)) if layer.has("g_idx") else None
         if index is None and act and groups > 1:
             raise layer.wrong("has no g_idx, although desc_act says that its inputs lie in another order")
@@ -214,22 +226,25 @@ def awq(settings: Config) -> Scheme:
     def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         groups = count_of(layer, size)
-        codes = columns(layer.take("qweight", (inputs, outputs // 8)))
-        zero = columns(layer.take("qzeros", (groups, outputs // 8)))
-        return of_zeros(codes, layer.take("scales", (groups, outputs)).t(), zero.int(), 4)
+        codes = columns(layer.typed("qweight", (inputs, outputs // 8), torch.int32))
+        zero = columns(layer.typed("qzeros", (groups, outputs // 8), torch.int32))
+        if settings.get("zero_point") is False and not bool((zero == 8).all()):
+            raise layer.wrong("has zero points, although the settings say zero_point false")
+        return of_zeros(codes, layer.typed("scales", (groups, outputs), *SCALE_TYPES).t(), zero.int(), 4)
 
     return Scheme("qweight", read, bits=4 + HALVES / span(size))
 
 
 def fp8(settings: Config) -> Scheme:
     """Blocks with `weight_scale_inv`, or a scale for each output or for all."""
-    read, block = floating(settings.get("weight_block_size")), settings.get("weight_block_size")
+    block = settings.get("weight_block_size")
+    read = floating(block, settings.get("scale_fmt") == "ue8m0")
     return Scheme("weight", read, AS_FLOATS, float8=True, block=None if block is None else (block[0], block[1]))
 
 
-def floating(block: Any = None) -> Read:
+def floating(block: Any = None, exponents: bool = False) -> Read:
     """FP8 with a scale for each `block` (outputs, inputs), or without blocks for each output, or for all. The config
-    says which: as many scales may be either."""
+    says which: as many scales may be either. `exponents`: scales may lie as bytes that are powers of 2."""
     sound = isinstance(block, list) and len(block) == 2 and all(type(n) is int and n > 0 for n in block)
     if block is not None and not sound:
         raise CheckpointError(
@@ -238,8 +253,8 @@ def floating(block: Any = None) -> Read:
 
     def read(layer: QuantisedLayer) -> Tensor:
         outputs, inputs = layer.shape
-        weight = layer.take("weight", layer.shape).float()
-        scale = layer.take("weight_scale_inv" if layer.has("weight_scale_inv") else "weight_scale", None).float()
+        weight = layer.typed("weight", layer.shape, *FLOAT8_TYPES).float()
+        scale = scale_floats(layer, "weight_scale_inv" if layer.has("weight_scale_inv") else "weight_scale", exponents)
         if block is None:
             if scale.numel() == 1:
                 return weight.mul_(scale.view(()))
@@ -252,6 +267,16 @@ def floating(block: Any = None) -> Read:
         return weight.mul_(spread[:, :inputs])
 
     return read
+
+
+def scale_floats(layer: QuantisedLayer, member: str, exponents: bool = False) -> Tensor:
+    """Scales, which are floats; `exponents`: or bytes that are powers of 2."""
+    found = layer.take(member, None)
+    if exponents and found.dtype == torch.uint8:
+        found = found.view(torch.float8_e8m0fnu)
+    if not found.dtype.is_floating_point:
+        raise layer.wrong(f"has its {member} as {found.dtype}, not as floats")
+    return found.float()
 
 
 def compressed(settings: Config) -> Scheme:
@@ -304,7 +329,7 @@ def in_groups(layer: QuantisedLayer, kind: Config) -> Tensor:
     """The scales [out, groups] of whole numbers, as many as the settings `kind` say. Raises CheckpointError, also where
     a member is missing without which the numbers mean something else."""
     outputs, inputs = layer.shape
-    scale, size = layer.take("weight_scale", None), group_size(kind)
+    scale, size = scale_floats(layer, "weight_scale"), group_size(kind)
     wide = scale.expand(outputs, 1) if scale.numel() == 1 else scale[:, None] if scale.dim() == 1 else scale
     groups = wide.shape[-1]
     if wide.dim() != 2 or wide.shape[0] != outputs or groups < 1 or inputs % groups:
@@ -322,7 +347,9 @@ def packed_numbers(bits: int, kind: Config) -> Read:
     def read(layer: QuantisedLayer) -> Groups | Tensor:
         outputs, inputs = layer.shape
         each = 32 // bits
-        codes = unpacked(layer.take("weight_packed", (outputs, -(-inputs // each))), bits, 1)[:, :inputs]
+        if layer.has("weight_shape") and (found := layer.take("weight_shape", None).tolist()) != [outputs, inputs]:
+            raise layer.wrong(f"has weight_shape {found} for weights of {layer.shape}")
+        codes = unpacked(layer.typed("weight_packed", (outputs, -(-inputs // each)), torch.int32), bits, 1)[:, :inputs]
         scale = in_groups(layer, kind)
         zero = zero_points(layer, scale, bits, words=True)
         return ordered(of_zeros(codes, scale, zero, bits), order_of(layer), layer.name)

@@ -87,6 +87,12 @@ class ExpertPart:
                 f"tensor {self.fused}_blocks has shape {tuple(blocks.shape)} and scales of {tuple(scales.shape)}; "
                 f"served are MXFP4 blocks of {GROUP} numbers in {BLOCK_BYTES} bytes."
             )
+        if scales.dtype == torch.float8_e8m0fnu:
+            scales = scales.view(torch.uint8)
+        if blocks.dtype != torch.uint8 or scales.dtype != torch.uint8:
+            raise CheckpointError(
+                f"tensor {self.fused}_blocks lies as {blocks.dtype} with scales as {scales.dtype}; MXFP4 has bytes."
+            )
         words, exponent = self.of(blocks[self.number]).flatten(1), self.of(scales[self.number])
         codes = torch.stack((words & 15, words >> 4), 2).flatten(1).contiguous()
         checked(codes, shape, self.fused)
@@ -110,7 +116,10 @@ class Scales:
             raise CheckpointError(
                 f"tensor {fused} is in FP8, but {fused}{SCALE_ENDS[0]} is missing; download it again."
             )
-        scale = self.stored(name, None).float()
+        found = self.stored(name, None)
+        if not found.dtype.is_floating_point:
+            raise CheckpointError(f"tensor {name} holds scales as {found.dtype}, not as floats; download it again.")
+        scale = found.float()
         if scale.shape in ((count,), (1,), ()):
             return scale.expand(count)[number]
         if scale.dim() != 3 or scale.shape[0] != count:

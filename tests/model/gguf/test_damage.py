@@ -12,7 +12,8 @@ from gguf import GGUFReader
 
 from paceline.core.errors import CheckpointError
 from paceline.engine.text import Text
-from paceline.model.gguf.header import read_header
+from paceline.model.gguf.config import arch_of
+from paceline.model.gguf.header import Header, read_header
 from paceline.model.load import inspect, load_model
 from tests.model.gguf.files import write_gguf
 from tests.tiny import tiny_checkpoint
@@ -153,6 +154,13 @@ def test_architecture_and_tensors(sound: Path, tmp_path: Path) -> None:
     assert "'rwkv9'" in refusal(path) and "qwen2" in refusal(path)
     path = replaced(sound, tmp_path / "b.gguf", b"blk.0.ffn_up.weight", b"blk.0.ffn_upp.eight")
     assert "blk.0.ffn_up.weight is missing" in refusal(path)
+
+
+@pytest.mark.parametrize("name", ["llama4", "phimoe"])
+def test_an_architecture_that_is_served_in_another_layout(name: str) -> None:
+    header = Header(Path("it.gguf"), {"general.architecture": name})
+    with pytest.raises(CheckpointError, match=f"the same model in Hugging Face's layout is \\({name}\\)"):
+        arch_of(header)
 
 
 def test_a_type_that_is_not_served(sound: Path, tmp_path: Path) -> None:

@@ -30,12 +30,20 @@ COMMON = {
 """Numbers that every architecture must have, and what a config calls them."""
 
 
+ONLY_THERE = {"llama4": "llama4", "phimoe": "phimoe"}
+"""Architectures that are not read here, and the type of the same model in a config.json, which is served."""
+
+
 def arch_of(header: Header) -> Arch:
     name = header.metadata.get("general.architecture")
     if not isinstance(name, str) or name not in ARCHITECTURES:
         shown = f"of architecture {str(name)[:40]!r}" if name is not None else "without general.architecture"
+        instead = (
+            f"the same model in Hugging Face's layout is ({kind}); " if (kind := ONLY_THERE.get(str(name))) else ""
+        )
         raise CheckpointError(
-            f"{header.path} is {shown}, which is not served; supported architectures are {', '.join(ARCHITECTURES)}."
+            f"{header.path} is {shown}, which is not served; {instead}supported architectures are "
+            f"{', '.join(ARCHITECTURES)}."
         )
     found = (header.metadata.get(f"{name}.{key}") for key in ("expert_count", "expert_gating_func"))
     experts, score = (it if isinstance(it, int) else 0 for it in found)

@@ -1,0 +1,96 @@
+"""What lies in a checkpoint's directory is used or refused: shards and their index, an adapter, stored frequencies."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from paceline.core.errors import CheckpointError
+from paceline.model.load import load_model
+from paceline.model.shards import SHARD_INDEX, SINGLE_FILE
+from tests.oracle.walk import close, ours
+from tests.tiny import tiny_checkpoint
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tiny_checkpoint(tmp_path, "llama", vocab=96, layers=2, with_tokenizer=False)
+
+
+def sharded(path: Path, listed: dict[str, str] | None = None) -> dict[str, Tensor]:
+    """Two shards in place of the one file; `listed`: what the index says besides."""
+    weights, table = load_file(path / SINGLE_FILE), {}
+    for number, names in enumerate((sorted(weights)[::2], sorted(weights)[1::2])):
+        file = f"model-{number}.safetensors"
+        save_file({name: weights[name] for name in names}, path / file, {"format": "pt"})
+        table |= dict.fromkeys(names, file)
+    (path / SHARD_INDEX).write_text(json.dumps({"weight_map": table | (listed or {})}))
+    (path / SINGLE_FILE).unlink()
+    return weights
+
+
+def refused(path: Path, said: str) -> None:
+    with pytest.raises(CheckpointError, match=said) as caught:
+        load_model(path, dtype="float32", cache=False)
+    assert "\n" not in str(caught.value)
+
+
+def test_shards_are_the_same_model(path: Path) -> None:
+    before = ours(path)
+    sharded(path, {"lm_head.weight": "model-1.safetensors"})
+    assert before is not None and close(ours(path), before)
+
+
+@pytest.mark.parametrize("name", ["model.layers.0.self_attn.q_proj.bias", "model.layers.1.self_attn.sinks"])
+def test_what_the_index_lists_must_be_there(name: str, path: Path) -> None:
+    """Without it the model would load, as one that never had such a tensor."""
+    sharded(path, {name: "model-1.safetensors"})
+    refused(path, f"do not hold, such as {name}")
+
+
+def test_weights_twice(path: Path) -> None:
+    """The one file and the shards of another: programs differ on which they read."""
+    weights = sharded(path)
+    save_file(weights, path / SINGLE_FILE, {"format": "pt"})
+    refused(path, "weights twice")
+    (path / SINGLE_FILE).unlink()
+    save_file(
+        {**load_file(path / "model-0.safetensors"), "model.norm.weight": weights["model.norm.weight"] * 2},
+        path / "model-0.safetensors",
+    )
+    save_file(
+        {**load_file(path / "model-1.safetensors"), "model.norm.weight": weights["model.norm.weight"]},
+        path / "model-1.safetensors",
+    )
+    refused(path, "is both in")
+
+
+def test_an_adapter_next_to_the_model(path: Path) -> None:
+    (path / "adapter_config.json").write_text("{}")
+    refused(path, "--lora")
+
+
+@pytest.mark.parametrize(
+    ("factor", "theta", "taken"), [(1.0, 1e4, True), (0.25, 1e4, True), (1.0, 5e4, False), (1.0, 0.0, False)]
+)
+def test_stored_frequencies(factor: float, theta: float, taken: bool, path: Path) -> None:
+    """Those of the config, rounded or not yet divided by a scaling's factor, say nothing; others are refused."""
+    weights, before = load_file(path / SINGLE_FILE), ours(path)
+    found = factor * theta ** -(torch.arange(0, 8, 2) / 8) if theta else torch.zeros(4)
+    save_file({**weights, "model.layers.0.self_attn.rotary_emb.inv_freq": found.bfloat16()}, path / SINGLE_FILE)
+    if taken:
+        assert close(ours(path), before)
+    else:
+        refused(path, "no place for")
+
+
+@pytest.mark.parametrize(
+    ("value", "name"), [(torch.nan, "self_attn.q_proj.bias"), (1e-30, "mlp.down_proj.bias"), (0.0, "self_attn.sinks")]
+)
+def test_biases_that_say_something(value: float, name: str, path: Path) -> None:
+    """Zeros in place of a bias say nothing, but zeros among the scores of a softmax take their share."""
+    save_file({**load_file(path / SINGLE_FILE), f"model.layers.0.{name}": torch.full((32,), value)}, path / SINGLE_FILE)
+    refused(path, "no place for")
