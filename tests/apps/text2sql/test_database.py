@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import re
 import sqlite3
 import time
 from contextlib import closing
@@ -171,8 +172,8 @@ def test_a_database_of_hostile_shape(sqlite_file: Path, tmp_path: Path) -> None:
         made.execute("CREATE TABLE v0(a)")
         for n in range(1, 26):
             made.execute(f"CREATE VIEW v{n} AS SELECT x.a FROM v{n - 1} x, v{n - 1} y")
-    with pytest.raises(QueryError, match=r"too many references|was stopped"):
-        read_schema(open_database(tmp_path / "views"))
+    read = read_schema(open_database(tmp_path / "views"))
+    assert {"v0", "v1"} <= set(read.tables) and re.search(r"too many references|was stopped", read.left_out[-1])
     raw = sqlite_file.read_bytes()
     (tmp_path / "cut").write_bytes(raw.replace(b"CREATE", b"CR\xb1ATE"))
     with pytest.raises(QueryError, match="is damaged"):

@@ -11,6 +11,7 @@ from .database import Database, QueryError, Sqlite, SqlLimits, SqlServer, whole
 from .keywords import KEYWORDS
 
 SQL_SCHEMA_MOST = SqlLimits(seconds=10.0, rows=100_000)
+SQL_VIEW_MOST = SqlLimits(seconds=2.0, rows=10_000)
 SQL_SCHEMA_SHOWN = 40
 """Characters of a stored value in a prompt."""
 SQL_ABOUT_SHOWN = 120
@@ -173,8 +174,11 @@ def _sqlite(database: Sqlite) -> tuple[list[Column], list[str]]:
         for (view,) in database.own("SELECT name FROM sqlite_master WHERE type = 'view'", SQL_SCHEMA_MOST):
             quoted = str(view).replace("'", "''")
             try:
-                rows += database.own(SQLITE_COLUMNS.format(which=f"m.name = '{quoted}'"), SQL_SCHEMA_MOST)
+                rows += database.own(SQLITE_COLUMNS.format(which=f"m.name = '{quoted}'"), SQL_VIEW_MOST)
             except QueryError as error:
+                if error.kind in ("timeout", "memory"):
+                    left_out.append(f"The view {view} and those after it cannot be read ({error}); they are left out.")
+                    break
                 left_out.append(f"The view {view} cannot be read ({error}); it is left out.")
     keys = {row[0]: row[1] for row in rows if row[3]}
     return [
