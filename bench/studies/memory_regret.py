@@ -40,7 +40,7 @@ from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Setup
 from paceline.simulate.workload import Speech, Workload, WorkloadJob
 
-REQUESTS, ROWS, PROMPT, TOKENS = 4, 512, 120, 64
+REQUESTS, ROWS, PROMPT, TOKENS, TEXTS = 4, 512, 120, 64, 8
 SKILL = {"ngram": 0.4, "model": 0.7}
 
 
@@ -118,8 +118,8 @@ def one(seed: int, models: dict[bool, MemoryModel]) -> list[tuple[float, tuple[f
     rng = random.Random(seed)
     machine = Machine.drawn(rng)
     machine.noise, machine.spikes, machine.shift = 0.02, 0.0, (math.inf, 1.0)
-    drawn = [replace(Text.drawn(rng, TOKENS, SKILL, 0.0), prompt=PROMPT) for _ in range(5 * REQUESTS)]
-    texts, known = drawn[:REQUESTS], learned(machine, drawn[REQUESTS:])
+    drawn = [replace(Text.drawn(rng, TOKENS, SKILL, 0.0), prompt=PROMPT) for _ in range(3 * TEXTS)]
+    texts, known = drawn[:TEXTS], learned(machine, drawn[TEXTS:])
     arms = {name: FACTS[name] for name in ARMS}
     speeds = SpeedModel(deepcopy(machine).table("clean"), arms, known, 0.03, (PROMPT, TOKENS))
     planner, text, cache = BudgetPlanner(models, speeds), PROMPT + TOKENS + 16, dict[Setting, float]()
