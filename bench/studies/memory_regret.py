@@ -53,9 +53,7 @@ class Serving(OnMachine):
         return OnMachine._taken(self, plan, twin, results, advanced, done)
 
 
-def serving(
-    machine: Machine, texts: list[Text], setting: Setting, load: int, known: dict[str, Any] | None
-) -> Serving:
+def serving(machine: Machine, texts: list[Text], setting: Setting, load: int, known: dict[str, Any] | None) -> Serving:
     """The texts under these limits, `load` at once, by a start that knows this."""
     draft, rows, drafted, together = setting
     own, arms = deepcopy(machine), ARMS if draft else ("ngram",)
@@ -89,9 +87,7 @@ def learned(machine: Machine, texts: list[Text]) -> dict[str, Any]:
 
 def speed(machine: Machine, texts: list[Text], setting: Setting, known: dict[str, Any]) -> float:
     """Tokens per second of the texts under these limits."""
-    one, several = (
-        figures(serving(machine, texts, setting, load, known).run()).throughput for load in (1, REQUESTS)
-    )
+    one, several = (figures(serving(machine, texts, setting, load, known).run()).throughput for load in (1, REQUESTS))
     return math.sqrt(one * several)
 
 

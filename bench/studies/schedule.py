@@ -297,7 +297,7 @@ def stall(study: Study) -> dict[str, Any]:
     """A chat, and a long prompt that arrives in the middle of its answer, by target."""
     args, engine, found = study.args, study.engine, dict[tuple[int, str], dict[str, float]]()
     plain = study.alone()
-    for i, name in turns(tuple(TARGETS), args.repeat):
+    for i, name in turns(tuple(args.targets), args.repeat):
         rows, target = TARGETS[name]
         engine.desk.schedule = Chunked(fcfs, min(rows, engine.config.row_budget), target, engine.table.times)
         chat = study.submit(study.short[i], args.output)
@@ -316,9 +316,9 @@ def stall(study: Study) -> dict[str, Any]:
             first = now - began if long.output else 0.0
         study.finish()
         found[i, name] = {"longest gap ms": 1e3 * gap, "in plain steps": gap / plain, "TTFT s": first}
-    columns, rounds = list(found[0, "default"]), range(args.repeat)
+    columns, rounds = list(found[0, args.targets[0]]), range(args.repeat)
     print(f"\nA prompt of {args.long} tokens beside an answer; {args.repeat} rounds; plain step {1e3 * plain:.1f} ms\n")
-    rows = [[n, *(spread([found[i, n][c] for i in rounds]) for c in columns)] for n in TARGETS]
+    rows = [[n, *(spread([found[i, n][c] for i in rounds]) for c in columns)] for n in args.targets]
     markdown(["target", *columns], rows)
     return {f"{name} {i}": row for (i, name), row in found.items()}
 
@@ -363,6 +363,7 @@ def main() -> None:
         parser.add_argument(f"--{name}")
     parser.add_argument("--drafter", default="none")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--targets", nargs="+", choices=[*TARGETS], default=[*TARGETS], help="of stall")
     parser.add_argument("--cpu", action="store_true", help="processor time of one thread, for stall")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=60)

@@ -16,7 +16,7 @@ from paceline.model.load import load_model
 from paceline.native.build import library
 from paceline.schedule.layered import Layered, ends
 from tests.lossless.cases import Setting, plain
-from tests.schedule.population import Arrival, Population
+from tests.schedule.population import Arrival, Population, Stairs
 from tests.tiny import tiny_checkpoint
 from tests.toy import LAYERS, VOCAB
 
@@ -153,12 +153,17 @@ def test_a_long_prompt_is_computed_in_cohorts_of_the_row_budget() -> None:
     assert sum(rows) == 150 and max(rows) == 63
 
 
-def test_as_many_groups_as_a_chunk_would_fit() -> None:
-    """Steps of a second for each 16 rows, and a target of 2 seconds: 31 rows beside the decode, so two groups."""
-    done = Population([Arrival(0, 3, 60), Arrival(2, 60, 2)], "layered", budget=64, blocks=200, nodes=0, target=2.0)
+@pytest.mark.parametrize(
+    ("measured", "target", "groups"), [(True, 2.0, 3), (True, 3.0, 2), (True, 0.0, 1), (False, 2.0, 2)]
+)
+def test_a_step_takes_no_longer_than_a_chunk(measured: bool, target: float, groups: int) -> None:
+    """Steps of a second for each 16 rows, one that decodes, and a prompt of 60: beside it, all layers take 3 seconds
+    more than the decode alone, and a chunk within the target 1 or 2. Unmeasured, rows alone say how many."""
+    done = Population([Arrival(0, 3, 60), Arrival(2, 60, 2)], "layered", budget=64, blocks=200, nodes=0, target=target)
+    done.policy.chunked.forecast = Stairs(measured=measured)  # type: ignore[attr-defined]
     done.run()
     steps = [[given for number, given, _ in items if number == 1] for items, _ in done.log]
-    assert [given for each in steps for given in each if given > 1] == [60, 60]
+    assert [given for each in steps for given in each if given > 1] == [60] * groups
 
 
 def test_a_model_that_keeps_states_is_refused() -> None:
