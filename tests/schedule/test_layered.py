@@ -1,14 +1,16 @@
 """Prompts by groups of layers: one cohort, in lock-step, whose rows nobody else sees before the last layer."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline import LLM, SamplingParams
 from paceline.core.errors import RefusalError
-from paceline.core.params import SamplingParams
+from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
@@ -202,3 +204,43 @@ def test_a_mixture_has_the_same_logits_and_reads_each_expert_once(fast: bool, tm
         assert whole <= layers * EXPERTS and whole + least <= found[groups][1] <= whole + most
         same = torch.equal if fast else torch.allclose
         assert len(kept) == 95 and same(found[groups][0], found[1][0])
+
+
+DRAFTERS = ("none", "ngram", "model", "topk", "ngram+topk", "ngram|model")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kv", [None, "int8"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "llama", "gemma3_text", "gpt_oss", "mixtral"])
+def test_layers_change_no_text_whoever_drafts_however_keys_are_packed(
+    family: str, kv: str | None, tmp_path: Path
+) -> None:
+    """Prompts that arrive while others decode, in a cache that does not hold all: texts as in chunks, with prefix hits,
+    pre-emptions and samples that share a prompt."""
+    target, draft = (
+        tiny_checkpoint(tmp_path / name, family, seed=seed, layers=3) for seed, name in enumerate(("target", "draft"))
+    )
+    prompts = [[*range(3, 23), last, *range(5, 5 + 3 * last)] for last in (5, 9, 2, 7)]
+    found = {}
+    for schedule in ("chunked", "layered"):
+        llm = LLM(
+            target, draft, dtype="bfloat16" if kv else "float32", kv_dtype=kv, schedule=schedule, block_size=4, check=True,
+            row_budget=64, blocks=90 if schedule == "chunked" else 34, max_requests=4, drafter="ngram", tbt_target_ms=0.0,
+            layer_groups=2 if schedule == "layered" else None,
+        )  # fmt: skip
+        made, waited = llm.engine.desk.plan, 0
+
+        def noted(now: float, held: Collection[int] = (), made: Callable = made) -> Plan:
+            nonlocal waited
+            plan = made(now, held)
+            waited += sum(item.partial for item in plan.items)
+            return plan
+
+        llm.engine.desk.plan = noted  # type: ignore[method-assign]
+        for drafter in DRAFTERS if schedule == "layered" else ("none",):
+            wish = SamplingParams(temperature=0.8, seed=4, max_tokens=12, drafter=drafter, ignore_eos=True)
+            wishes = [replace(wish, max_tokens=6 + 4 * i, n=2 - i % 2) for i in range(len(prompts))]
+            outs = llm.generate(prompts, wishes, progress=False)
+            found[drafter, schedule] = [sample.token_ids for out in outs for sample in out.outputs]
+        assert llm.engine.snapshot().used == 0 and (waited > 0) == (schedule == "layered")
+    assert all(texts == found["none", "chunked"] for texts in found.values())
