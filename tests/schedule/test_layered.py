@@ -223,10 +223,10 @@ def test_layers_change_no_text_whoever_drafts_however_keys_are_packed(
     prompts = [[*range(3, 23), last, *range(5, 5 + 3 * last)] for last in (5, 9, 2, 7)]
     found = {}
     for schedule in ("chunked", "layered"):
+        own = {"layer_groups": 2, "blocks": 34} if schedule == "layered" else {"blocks": 90}
         llm = LLM(
-            target, draft, dtype="bfloat16" if kv else "float32", kv_dtype=kv, schedule=schedule, block_size=4, check=True,
-            row_budget=64, blocks=90 if schedule == "chunked" else 34, max_requests=4, drafter="ngram", tbt_target_ms=0.0,
-            layer_groups=2 if schedule == "layered" else None,
+            target, draft, dtype="bfloat16" if kv else "float32", kv_dtype=kv, schedule=schedule, block_size=4,
+            check=True, row_budget=64, max_requests=4, drafter="ngram", tbt_target_ms=0.0, **own,  # type: ignore[arg-type]
         )  # fmt: skip
         made, waited = llm.engine.desk.plan, 0
 
