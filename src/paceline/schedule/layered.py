@@ -56,8 +56,8 @@ class Layered:
         return replace(plan, items=items)
 
     def _count(self, decoding: Sequence[Item], cohort: Sequence[Item]) -> int:
-        """Groups of a new cohort: the fewest whose step takes no longer than the chunk's, for the layers of no group
-        take a plain step's time besides. By rows alone where step times were not measured."""
+        """Groups of a new cohort, as few as keep a step within a chunk's time: layers outside the group add a part of a
+        plain step. By rows alone where step times were not measured."""
         if not decoding:
             return 1
         if self.groups is not None:
