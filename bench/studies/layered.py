@@ -1,19 +1,20 @@
 """Layered prefill on a mixture of experts, beside chunks and whole prompts: what is read, and who waits.
 
     python bench/studies/layered.py [--layers 8 --experts 32 --active 4 --hidden 512 --prompt 2048 --decoding 4]
-                                    [--groups 1 2 4 8] [--repeat 3] [--model DIR]
+                                    [--groups 1 2 4 8 0] [--repeat 3] [--model DIR]
 
 A random mixture of the shape of qwen3_moe is made, unless --model names one. --decoding requests decode; a prompt of
 --prompt tokens arrives. For each schedule: expert loads from its arrival to its first token, beside the formula
 L E + (N - 1) L d(B), where d(B) is what a step of the decodes alone loads in a layer; the longest time between two
 tokens of the others, and the time to the prompt's first token. Raw logits of that token must be the same bits
-under every number of groups. Schedules take turns; times want an idle machine, loads do not.
+under every number of groups. Schedules take turns; times want an idle machine or --cpu, loads do not.
 """
 
 import argparse
 import random
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
@@ -65,8 +66,14 @@ def random_mixture(path: Path, args: argparse.Namespace) -> Path:
 class Study:
     def __init__(self, model: Path, args: argparse.Namespace) -> None:
         self.args = args
+        self.clock: Callable[[], float] = time.perf_counter
+        threads = None
+        if args.cpu:
+            from bench.studies import cpu_clock
+
+            self.clock, threads = cpu_clock.use(True, 1)
         self.llm = LLM(model, drafter="none", prefix_cache=False, row_budget=args.prompt + 64, max_requests=16,
-                       blocks=(args.prompt + 2048) // 16 + 512, tbt_target_ms=0.0)  # fmt: skip
+                       blocks=(args.prompt + 2048) // 16 + 512, tbt_target_ms=0.0, threads=threads)  # fmt: skip
         self.engine: Engine = self.llm.engine
         self.rng = random.Random(1)
         self.vocab = self.engine.model.vocab_size
@@ -86,7 +93,7 @@ class Study:
         if name.isdigit():
             made = policies.policy(
                 "layered", "fcfs", config.row_budget, tbt_target_ms=0.0, layers=self.engine.layers,
-                layer_groups=int(name),
+                layer_groups=int(name) or None, forecast=self.engine.table.times,
             )  # fmt: skip
         else:
             rows = CHUNK if name == "chunked" else config.row_budget
@@ -112,23 +119,23 @@ class Study:
         self.use(name)
         self.logits.clear()
         [prompt] = engine.submit(self.text(self.args.prompt, 99), plain)
-        before, began, passes = model.expert_loads, time.perf_counter(), 0
+        before, began, passes = model.expert_loads, self.clock(), 0
         last = dict.fromkeys((r.id for r in others), began)
         gaps = [0.0]
         while not prompt.output:
             changed = engine.step()
             passes += 1
-            now = time.perf_counter()
+            now = self.clock()
             for r in changed:
                 if r.id in last:
                     gaps.append(now - last[r.id])
                     last[r.id] = now
-        gaps += [time.perf_counter() - at for at in last.values()]
+        gaps += [self.clock() - at for at in last.values()]
         layers, experts = engine.layers, self.args.experts
         seen.loads.append(model.expert_loads - before)
         seen.formula.append(passes * layers * experts if name == "chunked" else layers * experts + (passes - 1) * alone)
         seen.gap.append(max(gaps))
-        seen.first.append(time.perf_counter() - began)
+        seen.first.append(self.clock() - began)
         seen.logits.append(self.logits[-1][-1].clone())
         for r in (*others, prompt):
             engine.abort(r)
@@ -140,8 +147,11 @@ def main() -> None:
     for name, value in {"layers": 8, "experts": 32, "active": 4, "hidden": 512, "prompt": 2048, "decoding": 4,
                         "repeat": 3}.items():  # fmt: skip
         parser.add_argument(f"--{name}", type=int, default=value)
-    parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--groups", type=int, nargs="+", default=[1, 2, 4, 8, 0], help="0: by step times")
     parser.add_argument("--model", type=Path)
+    parser.add_argument(
+        "--cpu", action="store_true", help="processor time of one thread (`python -m bench.studies.layered`)"
+    )
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as where:
         study = Study(args.model or random_mixture(Path(where), args), args)

@@ -33,8 +33,8 @@ from paceline.memory.choice import BudgetPlanner, SpeedModel
 from paceline.memory.sums import MEMORIES, BudgetShape, MemoryModel
 
 SHARES = (0.34, 0.45, 0.55, 0.65, 0.75, 0.85, 1.0, 1.2)
-ROWS = (1, 8, 64, 512)
-DRAFTED = (0, 8, 32, 511)
+ROWS = (1, 8, 16, 32, 64, 128, 256, 512)
+DRAFTED = (0, 16, 511)
 Setting = tuple[bool, int, int, int]
 """Draft model kept, rows of a pass, drafted rows, requests at once."""
 

@@ -4,7 +4,8 @@ drafters.
     python bench/studies/memory_regret.py --model M --draft D [--machines 3]
 
 Bytes are those of a real pair; what a step takes and what is kept of drafts come from a drawn machine and drawn texts
-(`regret.py`), and the planner knows that machine's measured table and how often such drafts were kept. Eight budgets,
+(`regret.py`). The planner knows that machine's measured table and what earlier starts have learned from other texts of
+the same kind, and so does the engine that serves. Eight budgets,
 as shares of what plain decoding takes beyond the weights. Tokens per second, geometric mean over one request at a time
 and four at once, of the engine's own desk under the limits of each plan: the chosen one, its predecessor (rows and
 trees halved until they fit, the draft model always kept), and the best of an exhaustive search over settings that fit.
@@ -16,7 +17,7 @@ import random
 import sys
 from collections.abc import Callable
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -39,45 +40,55 @@ from paceline.simulate.figures import figures
 from paceline.simulate.log import Arrival, Setup
 from paceline.simulate.workload import Speech, Workload, WorkloadJob
 
-REQUESTS, ROWS, PROMPT, TOKENS = 4, 512, 120, 64
+REQUESTS, ROWS, PROMPT, TOKENS, TEXTS = 4, 512, 120, 64, 8
 SKILL = {"ngram": 0.4, "model": 0.7}
 
 
-def known(texts: list[Text]) -> dict[str, Any]:
-    """What an earlier start would have learned from such texts: how often each depth is kept where the one above is."""
-    beliefs = []
-    for name, size in [("ngram", 0), ("model", 0), ("ngram+topk", 8), ("ngram+topk", 16)]:
-        kept = [k for text in texts for k in text.kept[name]]
-        tries = [float(sum(k >= d for k in kept)) for d in range(16)]
-        hits = [float(sum(k > d for k in kept)) for d in range(16)]
-        offered = [float(sum(rows > d for text in texts for rows in text.rows[name])) for d in range(16)]
-        beliefs.append({"drafter": name, "size": size, "tries": tries, "hits": hits,
-                        "asked": [float(len(kept))] * 16, "offered": offered})  # fmt: skip
-    return {"beliefs": beliefs}
+@dataclass(slots=True)
+class Serving(OnMachine):
+    """A run that keeps what its policy has learned."""
+
+    def _taken(self, plan: Any, twin: Any, results: Any, advanced: Any, done: Any) -> Any:
+        self.report["policy"] = twin.table.policy
+        return OnMachine._taken(self, plan, twin, results, advanced, done)
 
 
-def speed(machine: Machine, texts: list[Text], setting: Setting) -> float:
-    """Tokens per second of the texts under these limits."""
+def serving(machine: Machine, texts: list[Text], setting: Setting, load: int, known: dict[str, Any] | None) -> Serving:
+    """The texts under these limits, `load` at once, by a start that knows this."""
     draft, rows, drafted, together = setting
-    arms, found = ARMS if draft else ("ngram",), []
+    own, arms = deepcopy(machine), ARMS if draft else ("ngram",)
+    own.rng = random.Random(1)
+    jobs = [
+        WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, "auto", arms, "exact", t.tokens, judge_free=True,
+                                  params={"temperature": t.temperature})])
+        for i, t in enumerate(texts)
+    ]  # fmt: skip
+    most = max(t.prompt + t.tokens for t in texts) // 16 + 2
+    config = EngineConfig(
+        blocks=most * (REQUESTS + 1), drafter="auto", prefix_cache=False, cheap_rows=16, row_budget=rows,
+        draft_rows=drafted, max_requests=min(together, rows),
+    )  # fmt: skip
+    setup = Setup(config, ("draft",), FACTS, deepcopy(machine).table("clean").dump(), learned=known)
+    outputs = {i: Speech([0] * t.tokens, "length") for i, t in enumerate(texts)}
+    work = Workload(setup, jobs, outputs, Truth(dict(enumerate(texts))), StepTimes())  # type: ignore[arg-type]
+    return Serving(work, load, SimulationNoise(0), machine=own)
+
+
+def learned(machine: Machine, texts: list[Text]) -> dict[str, Any]:
+    """What earlier starts have learned from such texts, one at a time and several at once."""
+    known: dict[str, Any] | None = None
     for load in (1, REQUESTS):
-        own = deepcopy(machine)
-        own.rng = random.Random(1)
-        jobs = [
-            WorkloadJob(0.0, [Arrival(0.0, i, i, [0] * t.prompt, "auto", arms, "exact", t.tokens, judge_free=True,
-                                      params={"temperature": t.temperature})])
-            for i, t in enumerate(texts)
-        ]  # fmt: skip
-        most = max(t.prompt + t.tokens for t in texts) // 16 + 2
-        config = EngineConfig(
-            blocks=most * (REQUESTS + 1), drafter="auto", prefix_cache=False, cheap_rows=16, row_budget=rows,
-            draft_rows=drafted, max_requests=min(together, rows),
-        )  # fmt: skip
-        setup = Setup(config, ("draft",), FACTS, deepcopy(machine).table("clean").dump())
-        outputs = {i: Speech([0] * t.tokens, "length") for i, t in enumerate(texts)}
-        work = Workload(setup, jobs, outputs, Truth(dict(enumerate(texts))), StepTimes())  # type: ignore[arg-type]
-        found.append(figures(OnMachine(work, load, SimulationNoise(0), machine=own).run()).throughput)
-    return math.sqrt(found[0] * found[1])
+        run = serving(machine, texts, (True, ROWS, ROWS - 1, REQUESTS), load, known)
+        run.run()
+        known = run.report["policy"].state()
+    assert known is not None
+    return known
+
+
+def speed(machine: Machine, texts: list[Text], setting: Setting, known: dict[str, Any]) -> float:
+    """Tokens per second of the texts under these limits."""
+    one, several = (figures(serving(machine, texts, setting, load, known).run()).throughput for load in (1, REQUESTS))
+    return math.sqrt(one * several)
 
 
 def main() -> None:
@@ -103,14 +114,15 @@ def one(seed: int, models: dict[bool, MemoryModel]) -> list[tuple[float, tuple[f
     rng = random.Random(seed)
     machine = Machine.drawn(rng)
     machine.noise, machine.spikes, machine.shift = 0.02, 0.0, (math.inf, 1.0)
-    texts = [replace(Text.drawn(rng, TOKENS, SKILL, 0.0), prompt=PROMPT) for _ in range(REQUESTS)]
+    drawn = [replace(Text.drawn(rng, TOKENS, SKILL, 0.0), prompt=PROMPT) for _ in range(3 * TEXTS)]
+    texts, known = drawn[:TEXTS], learned(machine, drawn[TEXTS:])
     arms = {name: FACTS[name] for name in ARMS}
-    speeds = SpeedModel(deepcopy(machine).table("clean"), arms, known(texts), 0.03, (PROMPT, TOKENS))
+    speeds = SpeedModel(deepcopy(machine).table("clean"), arms, known, 0.03, (PROMPT, TOKENS))
     planner, text, cache = BudgetPlanner(models, speeds), PROMPT + TOKENS + 16, dict[Setting, float]()
 
     def of(setting: Setting) -> float:
         if setting not in cache:
-            cache[setting] = speed(machine, texts, setting)
+            cache[setting] = speed(machine, texts, setting, known)
         return cache[setting]
 
     def limits(draft: bool, shape: BudgetShape) -> Setting:

@@ -17,7 +17,8 @@ time between two steps that brought a request tokens; the target of `chunked` is
     that prompt's first token, without a target and with the default;
 (4) `grouping`: EXSPEC's grouping rate against the window, and whether the texts are the same.
 
-Time is real in (1) to (3): run them on an idle machine. (4) may run on a busy one.
+Time is real in (1) to (3): run them on an idle machine. (4) may run on a busy one, and so may (3) with --cpu, which is
+then in processor time of one thread (`python -m bench.studies.schedule stall --cpu ...`).
 """
 
 import argparse
@@ -25,7 +26,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -99,6 +100,11 @@ class Study:
     """One engine, whose schedule is exchanged between runs."""
 
     def __init__(self, args: argparse.Namespace) -> None:
+        self.clock: Callable[[], float] = time.perf_counter
+        if args.cpu:
+            from bench.studies import cpu_clock
+
+            self.clock, args.threads = cpu_clock.use(True, 1)
         names = ("model", "draft", "dtype", "quantize", "threads", "memory")
         own: dict[str, Any] = {name: value for name in names if (value := getattr(args, name))}
         self.llm = LLM(**own, drafter=args.drafter, prefix_cache=False, tbt_target_ms=1.0)
@@ -150,9 +156,9 @@ class Study:
         """Median seconds of a step in which one request decodes."""
         request, taken = self.submit(self.short[0], 40), []
         while request.finish is None:
-            began = time.perf_counter()
+            began = self.clock()
             self.engine.step()
-            taken.append(time.perf_counter() - began)
+            taken.append(self.clock() - began)
         return median(taken)
 
     def finish(self) -> None:
@@ -291,7 +297,7 @@ def stall(study: Study) -> dict[str, Any]:
     """A chat, and a long prompt that arrives in the middle of its answer, by target."""
     args, engine, found = study.args, study.engine, dict[tuple[int, str], dict[str, float]]()
     plain = study.alone()
-    for i, name in turns(tuple(TARGETS), args.repeat):
+    for i, name in turns(tuple(args.targets), args.repeat):
         rows, target = TARGETS[name]
         engine.desk.schedule = Chunked(fcfs, min(rows, engine.config.row_budget), target, engine.table.times)
         chat = study.submit(study.short[i], args.output)
@@ -299,20 +305,20 @@ def stall(study: Study) -> dict[str, Any]:
             engine.step()
         start = random.Random(args.seed + i).randrange(len(study.text) - args.long)
         long = study.submit(study.text[start : start + args.long], args.long_output)
-        began = last = time.perf_counter()
+        began = last = study.clock()
         gap = first = 0.0
         while not first:
             had = len(chat.output)
             engine.step()
-            now = time.perf_counter()
+            now = study.clock()
             if chat.finish is None and len(chat.output) > had:
                 gap, last = max(gap, now - last), now
             first = now - began if long.output else 0.0
         study.finish()
         found[i, name] = {"longest gap ms": 1e3 * gap, "in plain steps": gap / plain, "TTFT s": first}
-    columns, rounds = list(found[0, "default"]), range(args.repeat)
+    columns, rounds = list(found[0, args.targets[0]]), range(args.repeat)
     print(f"\nA prompt of {args.long} tokens beside an answer; {args.repeat} rounds; plain step {1e3 * plain:.1f} ms\n")
-    rows = [[n, *(spread([found[i, n][c] for i in rounds]) for c in columns)] for n in TARGETS]
+    rows = [[n, *(spread([found[i, n][c] for i in rounds]) for c in columns)] for n in args.targets]
     markdown(["target", *columns], rows)
     return {f"{name} {i}": row for (i, name), row in found.items()}
 
@@ -357,6 +363,8 @@ def main() -> None:
         parser.add_argument(f"--{name}")
     parser.add_argument("--drafter", default="none")
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--targets", nargs="+", choices=[*TARGETS], default=[*TARGETS], help="of stall")
+    parser.add_argument("--cpu", action="store_true", help="processor time of one thread, for stall")
     parser.add_argument("--prompts", type=Path, required=True)
     parser.add_argument("--requests", type=int, default=60)
     parser.add_argument("--qps", type=float, help="the rate of tbt; where capacity begins to search")
@@ -372,6 +380,8 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    if args.cpu and args.study != "stall":
+        parser.error("--cpu is for stall: the others wait for arrivals, so their time is the clock's")
     watch = CpuWatch()
     found = studies[args.study](Study(args))
     if busy := watch.during():

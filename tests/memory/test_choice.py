@@ -16,6 +16,7 @@ from paceline.engine.budget import chosen, memory_of, planner_of, prices, words_
 from paceline.engine.options import Options
 from paceline.engine.pair import DEMO
 from paceline.memory.choice import (
+    FEWEST_TEXTS,
     GUESSED_MARGIN,
     USUAL_TEXT,
     BudgetPlan,
@@ -128,6 +129,22 @@ def test_drafts_shrink_before_everything_else_fails() -> None:
     need = it.least()
     drafted = [it.choose(need + extra, 512, 64).plan.shape.drafted for extra in (0, 10**8, 10**10)]
     assert drafted == sorted(drafted) and drafted[0] == 0 and drafted[-1] >= 64
+
+
+def test_rows_have_more_than_half_where_usual_texts_still_have_room() -> None:
+    """A vocabulary whose logits take most of the budget, and little K/V: rows read prompts sooner."""
+    it = made({False: arithmetic(8192, vocab=50_000, draft=False)})
+    memory, usual = it.models[False], sum(USUAL_TEXT)
+    found = []
+    for extra in range(2 * 10**7, 3 * 10**8, 2 * 10**7):
+        budget = it.least() + extra
+        plan = it.choose(budget, 512, 2).plan
+        parts = memory.parts(plan.shape)
+        left = budget - parts["weights"] - parts["rest"]
+        bold = 2 * (parts["logits"] + parts["scratch"]) > left and plan.shape.rows > 1
+        assert not bold or plan.slots >= FEWEST_TEXTS * usual
+        found.append(bold)
+    assert any(found)
 
 
 def test_no_speculation_is_one_of_the_choices() -> None:

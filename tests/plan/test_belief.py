@@ -82,6 +82,21 @@ def test_what_is_recalled_says_what_was_known_and_gives_way() -> None:
     assert later.expected(None, KEY, 3).chance[0] < 0.35
 
 
+def test_what_is_recalled_before_a_drafter_is_known_has_its_prior() -> None:
+    """A policy is given what earlier starts learned, and drafters are enrolled afterwards."""
+    known, early, late = Beliefs(), Beliefs(), Beliefs()
+    fed(known, 0.1, 20)
+    dumped = json.loads(json.dumps(known.dump()))
+    early.recall(dumped)
+    early.enter(1, "tenant")
+    early.enrol(KEY[0], LOOKUP, True)
+    late.enrol(KEY[0], LOOKUP, True)
+    late.recall(dumped)
+    want = late.expected(None, KEY, 4)
+    assert early.expected(None, KEY, 4) == early.known_to(1).expected(None, KEY, 4) == want
+    assert want.chance[0] < 0.2
+
+
 @pytest.mark.parametrize(
     "damage", [{"tries": [1.0]}, {"hits": [9.0] * 16}, {"asked": [float("nan")] * 16}, {"size": None}]
 )

@@ -1,14 +1,16 @@
 """Prompts by groups of layers: one cohort, in lock-step, whose rows nobody else sees before the last layer."""
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
+from paceline import LLM, SamplingParams
 from paceline.core.errors import RefusalError
-from paceline.core.params import SamplingParams
+from paceline.core.plan import Plan
 from paceline.core.request import Request
 from paceline.engine.config import EngineConfig
 from paceline.engine.loop import Engine
@@ -16,7 +18,7 @@ from paceline.model.load import load_model
 from paceline.native.build import library
 from paceline.schedule.layered import Layered, ends
 from tests.lossless.cases import Setting, plain
-from tests.schedule.population import Arrival, Population
+from tests.schedule.population import Arrival, Population, Stairs
 from tests.tiny import tiny_checkpoint
 from tests.toy import LAYERS, VOCAB
 
@@ -153,12 +155,17 @@ def test_a_long_prompt_is_computed_in_cohorts_of_the_row_budget() -> None:
     assert sum(rows) == 150 and max(rows) == 63
 
 
-def test_as_many_groups_as_a_chunk_would_fit() -> None:
-    """Steps of a second for each 16 rows, and a target of 2 seconds: 31 rows beside the decode, so two groups."""
-    done = Population([Arrival(0, 3, 60), Arrival(2, 60, 2)], "layered", budget=64, blocks=200, nodes=0, target=2.0)
+@pytest.mark.parametrize(
+    ("measured", "target", "groups"), [(True, 2.0, 3), (True, 3.0, 2), (True, 0.0, 1), (False, 2.0, 2)]
+)
+def test_a_step_takes_no_longer_than_a_chunk(measured: bool, target: float, groups: int) -> None:
+    """Steps of a second for each 16 rows, one that decodes, and a prompt of 60: beside it, all layers take 3 seconds
+    more than the decode alone, and a chunk within the target 1 or 2. Unmeasured, rows alone say how many."""
+    done = Population([Arrival(0, 3, 60), Arrival(2, 60, 2)], "layered", budget=64, blocks=200, nodes=0, target=target)
+    done.policy.chunked.forecast = Stairs(measured=measured)  # type: ignore[attr-defined]
     done.run()
     steps = [[given for number, given, _ in items if number == 1] for items, _ in done.log]
-    assert [given for each in steps for given in each if given > 1] == [60, 60]
+    assert [given for each in steps for given in each if given > 1] == [60] * groups
 
 
 def test_a_model_that_keeps_states_is_refused() -> None:
@@ -197,3 +204,43 @@ def test_a_mixture_has_the_same_logits_and_reads_each_expert_once(fast: bool, tm
         assert whole <= layers * EXPERTS and whole + least <= found[groups][1] <= whole + most
         same = torch.equal if fast else torch.allclose
         assert len(kept) == 95 and same(found[groups][0], found[1][0])
+
+
+DRAFTERS = ("none", "ngram", "model", "topk", "ngram+topk", "ngram|model")
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kv", [None, "int8"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "llama", "gemma3_text", "gpt_oss", "mixtral"])
+def test_layers_change_no_text_whoever_drafts_however_keys_are_packed(
+    family: str, kv: str | None, tmp_path: Path
+) -> None:
+    """Prompts that arrive while others decode, in a cache that does not hold all: texts as in chunks, with prefix hits,
+    pre-emptions and samples that share a prompt."""
+    target, draft = (
+        tiny_checkpoint(tmp_path / name, family, seed=seed, layers=3) for seed, name in enumerate(("target", "draft"))
+    )
+    prompts = [[*range(3, 23), last, *range(5, 5 + 3 * last)] for last in (5, 9, 2, 7)]
+    found = {}
+    for schedule in ("chunked", "layered"):
+        own = {"layer_groups": 2, "blocks": 34} if schedule == "layered" else {"blocks": 90}
+        llm = LLM(
+            target, draft, dtype="bfloat16" if kv else "float32", kv_dtype=kv, schedule=schedule, block_size=4,
+            check=True, row_budget=64, max_requests=4, drafter="ngram", tbt_target_ms=0.0, **own,  # type: ignore[arg-type]
+        )  # fmt: skip
+        made, waited = llm.engine.desk.plan, 0
+
+        def noted(now: float, held: Collection[int] = (), made: Callable = made) -> Plan:
+            nonlocal waited
+            plan = made(now, held)
+            waited += sum(item.partial for item in plan.items)
+            return plan
+
+        llm.engine.desk.plan = noted  # type: ignore[method-assign]
+        for drafter in DRAFTERS if schedule == "layered" else ("none",):
+            wish = SamplingParams(temperature=0.8, seed=4, max_tokens=12, drafter=drafter, ignore_eos=True)
+            wishes = [replace(wish, max_tokens=6 + 4 * i, n=2 - i % 2) for i in range(len(prompts))]
+            outs = llm.generate(prompts, wishes, progress=False)
+            found[drafter, schedule] = [sample.token_ids for out in outs for sample in out.outputs]
+        assert llm.engine.snapshot().used == 0 and (waited > 0) == (schedule == "layered")
+    assert all(texts == found["none", "chunked"] for texts in found.values())

@@ -1,12 +1,14 @@
 """Priority, deadline and user over HTTP: what they become in the engine, and what is refused."""
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx2
 import pytest
 
 from paceline import AsyncLLM
 from paceline.core.request import Request
+from paceline.schedule.fair import cost
 from paceline.serve.settings import Settings
 from tests.patience import PATIENCE_S
 from tests.serve.conftest import DEMO, running
@@ -50,6 +52,43 @@ def test_where_there_are_api_keys_they_tell_users_apart(llm: AsyncLLM, monkeypat
             client.headers["Authorization"] = f"Bearer {key}"
             keys.append(asked(llm, client, monkeypatch, user=user).key)
         assert keys[0] == keys[1] != keys[2] and "one" not in keys[0]
+
+
+@pytest.mark.full
+def test_a_key_pays_for_drafts_that_are_not_kept_and_unequal_loads_get_equal_shares() -> None:
+    """One place. Key `many` sends eight requests with drafts, then key `few` four without: they take turns by cost,
+    so all of `few` are admitted while `many` still waits, though it came first and has twice as many."""
+    engine, seen = AsyncLLM(order="fair", max_requests=1, prefix_cache=False, **DEMO), list[Request]()
+    submit = engine.llm.engine.submit
+    engine.llm.engine.submit = lambda *a, **k: seen.extend(made := submit(*a, **k)) or made  # type: ignore[method-assign]
+    body = {**BODY, "max_tokens": 12, "ignore_eos": True, "temperature": 1.0}
+    wishes = {"many": {"drafter": "model", "max_nodes": 8}, "few": {"drafter": "none"}}
+    try:
+        with (
+            running(engine, Settings(api_keys=("many", "few"))) as url,
+            httpx2.Client(base_url=url, timeout=PATIENCE_S) as client,
+            ThreadPoolExecutor(12) as pool,
+        ):
+
+            def ask(key: str, number: int) -> int:
+                headers = {"Authorization": f"Bearer {key}"}
+                more = {**body, "speculation": wishes[key], "seed": number}
+                return client.post("/v1/completions", json=more, headers=headers).status_code
+
+            asked = [pool.submit(ask, key, i) for key, count in (("many", 8), ("few", 4)) for i in range(count)]
+            assert {each.result() for each in asked} == {200}
+    finally:
+        engine.close()
+    by_key = [[r for r in seen if (r.drafter == "none") == plain] for plain in (True, False)]
+    few, many = by_key
+    assert (len(few), len(many)) == (4, 8) and all(r.stats.drafted > r.stats.accepted for r in many)
+    prompt = {r.id: len(r.prompt) - r.stats.cached for r in seen}
+    for r in seen:
+        assert cost(r) == prompt[r.id] + 2 * len(r.output) + r.stats.drafted - r.stats.accepted
+    last = max(r.admitted or 0.0 for r in few)
+    assert sum((r.admitted or 0.0) > last for r in many) >= 3, (
+        "the many still wait when the last of the few is admitted"
+    )
 
 
 @pytest.mark.parametrize(

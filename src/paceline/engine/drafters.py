@@ -1,4 +1,4 @@
-"""`DrafterPool`: the drafters of an engine: which can draft, what each is asked, and what each learns."""
+"""`DrafterPool`: the drafters of an engine: which can draft, what each is asked for, and what each learns."""
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -39,7 +39,7 @@ AUTO, PLAIN_DRAFTER = "auto", "none"
 TENANT = "\n"
 """Between a drafter's name and the tenant that it is kept for."""
 MOST_DRAFTERS = 256
-"""Drafters and combinations of them that an engine keeps; clients name the latter."""
+"""Maximum number of drafters and combinations that an engine keeps; clients name the combinations."""
 
 
 @dataclass(slots=True)
@@ -103,7 +103,7 @@ class DrafterPool:
         return any(need.name not in self.have for need in card.needs)
 
     def enrol(self, name: str, card: Offers | None = None) -> None:
-        """Make a drafter known that the engine has what it needs for: a merged one or a choice, for the first time."""
+        """Register a drafter whose needs the engine meets: a merged one or a choice, on first use."""
         card = card or DRAFTERS.card(name)
         if name in self.cards or self.lacks(card):
             return
@@ -133,8 +133,8 @@ class DrafterPool:
         self.recorder.enrolled(name, facts)
 
     def arms(self, drafter: str, verifier: str) -> tuple[str, ...]:
-        """The drafters that a choice is made from: of `auto` those that can serve, of a user's own all; () for a
-        drafter that is no choice. RefusalError when it cannot serve under this verifier."""
+        """Drafters of a choice: for `auto` those that can serve, for a user's own choice all; () for a drafter that is
+        no choice. RefusalError when it cannot serve under this verifier."""
         accepts = VERIFIERS.card(verifier)
 
         def reason(name: str) -> str | None:
@@ -294,7 +294,7 @@ class DrafterPool:
             self.hidden.keep(plan.items[place].request, txns[place], states)
 
     def _recompute(self) -> None:
-        """Let the rows whose hidden states were dropped be computed again: they become given rows."""
+        """Recompute the rows whose hidden states were dropped: they become given rows."""
         for txn, request, length in self.hidden.take_lost():
             self.recorder.advanced(request, TARGET, self.cache.rewind(txn.lease, length))
 

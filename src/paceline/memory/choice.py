@@ -30,6 +30,8 @@ OBEYED_REQUESTS = 4
 """Requests at once for which a drafter that the user names has room, wherever there is any."""
 USUAL_TEXT = 256, 256
 """Tokens of a usual prompt and of its answer. A cache that cannot hold one such text is worse than any that can."""
+FEWEST_TEXTS = 4
+"""Usual texts for which a cache has room, if rows and drafts are to have more than half of what the weights leave."""
 
 GUESSED_MARGIN = 1.1
 """Factor of throughput by which a plan with the draft model may be behind the best where nothing was timed."""
@@ -191,8 +193,9 @@ class BudgetPlanner:
         return BudgetChoice(plan, first(others, usual) if others else None)
 
     def plans(self, budget: int, rows: int, requests: int, blocks: int | None = None) -> Iterator[BudgetPlan]:
-        """All that fit: of what the weights leave, rows and drafts get up to half, the K/V cache the rest, no more than
-        the full contexts of all requests. One row a pass is always among them."""
+        """All that fit: of what the weights leave, rows and drafts get up to half, or more where the K/V cache still
+        has room for usual texts of all requests, and of FEWEST_TEXTS. The cache gets the rest, no more than the full
+        contexts of all requests. One row a pass is always among them."""
         loads = [load for load in LOADS if load <= requests] or [requests]
         for draft, memory in self.models.items():
             smallest = memory.smallest(blocks)
@@ -209,8 +212,9 @@ class BudgetPlanner:
                 shape = replace(shape, blocks=memory.most_blocks(budget, shape, wanted))
                 parts = memory.parts(shape)
                 modest = 2 * (parts["logits"] + parts["scratch"]) <= budget - parts["weights"] - parts["rest"]
-                if modest or shape.blocks == wanted or shape.rows == 1:
-                    slots = shape.blocks * memory.block_size
+                slots = shape.blocks * memory.block_size
+                roomy = slots >= max(FEWEST_TEXTS, shape.requests) * sum(self.speeds.text)
+                if modest or roomy or shape.blocks == wanted or shape.rows == 1:
                     speed = partial(self.speeds.speed, draft, shape, slots)
                     yield BudgetPlan(shape, draft, slots, tuple(map(speed, loads)))
 

@@ -160,6 +160,14 @@ class Beliefs:
     tenants: dict[int, str] = field(default_factory=dict)
     """{request: its tenant}, of those that have one."""
 
+    def enrol(self, drafter: str, prior: float, ends: bool) -> None:
+        """Make a drafter known, also to beliefs about it that were recalled before."""
+        self.priors[drafter] = prior, ends
+        for each in (self, *self.apart.values()):
+            for (name, _), belief in each.of.items():
+                if name == drafter:
+                    belief.prior, belief.ends = prior, ends
+
     def enter(self, request: int, tenant: str) -> None:
         """Note whose request it is. Where too much is kept, what idle tenants have taught goes, the eldest first."""
         if not tenant or request in self.tenants:

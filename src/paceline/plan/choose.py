@@ -106,7 +106,7 @@ class Goodput(LengthPolicy):
         if facts.ahead:
             self.times.beside.setdefault(drafter, 0.0)
         prior = LOOKUP if facts.group is None and not facts.taps else MODEL
-        self.beliefs.priors[drafter] = prior, facts.stops_early and facts.chain
+        self.beliefs.enrol(drafter, prior, facts.stops_early and facts.chain)
 
     # -- a step --------------------------------------------------------------------------------------------------------
 

@@ -4,21 +4,21 @@ tokens, so that the weights of a layer, and of an expert, are read once for all 
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate
+from math import ceil
 
-from paceline.core.plan import Item, Plan
+from paceline.core.plan import Item, Plan, Work
 from paceline.core.request import Request
 from paceline.schedule import Order
-from paceline.schedule.chunked import Chunked
+from paceline.schedule.chunked import Chunked, work
 
 STAGE_ROWS = 512
-"""Rows through all layers that one step's group of layers weighs at most, where no target says how many (the paper's
-table of stages)."""
+"""Rows of the chunk that a step takes no longer than, where no target says how many (the paper's table of stages)."""
 
 
 class Layered:
     """Prompts that have rows in a step are a *cohort*. Its rows run through one group of layers a step, the decoding
-    requests through all of them, and no other prompt begins before the cohort's last group. There are as many groups as
-    a chunk of `chunked` would fit into the cohort: a step takes as long as that chunk. Where nobody decodes, the rows
+    requests through all of them, and no other prompt begins before the cohort's last group. A step takes as long as a
+    chunk of `chunked`, by step times. Where nobody decodes, the rows
     run through all layers that are left."""
 
     def __init__(self, chunked: Chunked, layers: int, groups: int | None = None) -> None:
@@ -56,16 +56,21 @@ class Layered:
         return replace(plan, items=items)
 
     def _count(self, decoding: Sequence[Item], cohort: Sequence[Item]) -> int:
-        """Groups of a new cohort."""
+        """Groups of a new cohort, as few as keep a step within a chunk's time: layers outside the group add a part of a
+        plain step. By rows alone where step times were not measured."""
         if not decoding:
             return 1
         if self.groups is not None:
             return self.groups
-        fit = STAGE_ROWS
-        if self.chunked.target != 0 and self.chunked.forecast is not None:
-            turn = [item.request for item in (*decoding, *cohort)]
+        turn, rows = [item.request for item in (*decoding, *cohort)], sum(item.given for item in cohort)
+        fit, forecast = STAGE_ROWS, self.chunked.forecast
+        if self.chunked.target != 0 and forecast is not None:
             fit = max(1, self.chunked.rows(turn, 0.0) - len(decoding))
-        return -(-sum(item.given for item in cohort) // fit)
+        if forecast is None or not forecast.measured or rows <= fit:
+            return -(-rows // fit)
+        plain = forecast.predict(Work.of((1, item.request.length, 1) for item in decoding))
+        chunk, whole = (forecast.predict(work(turn, len(decoding) + each)) for each in (fit, rows))
+        return max(1, ceil((whole - plain) / (chunk - plain))) if chunk > plain else -(-rows // fit)
 
     def _stage(self, item: Item, whole: bool) -> Item:
         end = self.layers if whole else next(end for end in self._ends if end > item.first)
