@@ -132,8 +132,8 @@ def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:
 
 
 def eases(source: EngineLoad, to: EngineLoad, blocks: int, priority: int = 0) -> bool:
-    """Does it help that a sample with this number of blocks moves? After it the less free of the two engines is freer than the
-    source was, so that no sample goes to and fro. From one that drains each move helps."""
+    """Does it help that a sample with this number of blocks moves? After it the less free of the two engines is freer
+    than the source was, so that no sample goes to and fro. From one that drains each move helps."""
     count = urgent(priority)
     less = replace(source, used=source.used - blocks, running=source.running - 1, urgent=source.urgent - count)
     more = replace(to, used=to.used + blocks, running=to.running + 1, urgent=to.urgent + count)
