@@ -1,10 +1,13 @@
 """A simulated fleet on a recorded trace: who decides how, and what comes of it.
 
     python bench/studies/fleet.py --trace azure2023_conv.csv [--part tail urgent cost decisions] [--cv 8]
+    python bench/studies/fleet.py --trace sharegpt_lengths.csv --cv 4 --rate 13
 
 Each engine is the deciding half of a real one; what its steps take is a formula (`FleetShape`). Arrivals are the
 trace's own, with their bursts, in a shorter time (`--speed`), or with `--cv` those of a gamma process of the same rate
-whose gaps have this coefficient of variation; requests longer than `--longest` tokens are left out.
+whose gaps have this coefficient of variation; requests longer than `--longest` tokens are left out. A trace of
+conversations without times (conversation, turn, prompt_tokens, output_tokens) gives lengths alone, each turn with those
+before it in its prompt, in random order and by a gamma process of `--rate` requests a second.
 
 `tail`: times to a first token, by dispatch, with and without migration and with engines that die. `urgent`: each tenth
 request is of a higher priority; its whole time where that is known and where it is not. `cost`: seconds of engines
@@ -34,7 +37,7 @@ WAYS = {
 }
 PARTS = ("tail", "urgent", "cost", "decisions")
 SIZES = (16, 100, 1_000, 10_000)
-LOWEST, BAND = (40.0, 10.0, 20.0, 5.0), 50.0
+LOWEST, BAND = (40.0, 20.0, 10.0, 5.0), 50.0
 """Mean freeness below which an engine comes, and what is above that until one goes."""
 BATCH = 1_000
 """Decisions of one timing."""
@@ -48,6 +51,19 @@ def jobs_of(path: Path, count: int, skip: int, speed: float, longest: int) -> li
     kept = [each for each in kept if each[1] + each[2] <= longest and each[1] and each[2] > 1][skip : skip + count]
     at = [datetime.fromisoformat(stamp[:26]).timestamp() for stamp, _, _ in kept]
     return [FleetJob((t - at[0]) / speed, prompt, output) for t, (_, prompt, output) in zip(at, kept)]
+
+
+def turns_of(path: Path, count: int, rate: float, longest: int) -> list[FleetJob]:
+    """Turns of recorded conversations, each with the ones before it in its prompt, at equal intervals."""
+    past, found = dict[str, int](), []
+    with path.open() as file:
+        for row in csv.DictReader(file):
+            prompt, output, of = int(row["prompt_tokens"]), int(row["output_tokens"]), row["conversation"]
+            found.append((past.get(of, 0) + prompt, output))
+            past[of] = sum(found[-1])
+    kept = [each for each in found if sum(each) <= longest and each[0] and each[1] > 1]
+    random.Random(0).shuffle(kept)
+    return [FleetJob(n / rate, prompt, output) for n, (prompt, output) in enumerate(kept[:count])]
 
 
 def gamma(jobs: list[FleetJob], cv: float) -> list[FleetJob]:
@@ -159,11 +175,15 @@ def main() -> None:
     parser.add_argument("--speed", type=float, default=2.4)
     parser.add_argument("--longest", type=int, default=6000)
     parser.add_argument("--cv", type=float, help="gamma arrivals in place of the trace's")
+    parser.add_argument("--rate", type=float, help="requests a second, of a trace of conversations")
     args = parser.parse_args()
     if {*args.part} - {"decisions"}:
         if args.trace is None:
             parser.error("--trace is needed")
-        jobs = jobs_of(args.trace, args.requests, args.skip, args.speed, args.longest)
+        if args.rate is None:
+            jobs = jobs_of(args.trace, args.requests, args.skip, args.speed, args.longest)
+        else:
+            jobs = turns_of(args.trace, args.requests, args.rate, args.longest)
         jobs = jobs if args.cv is None else gamma(jobs, args.cv)
         print(f"{args.trace.stem}: {len(jobs)} requests in {jobs[-1].at:.0f} s on {args.engines} engines", flush=True)
     for part in args.part:

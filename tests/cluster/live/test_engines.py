@@ -19,6 +19,7 @@ from tests.cluster.waits import until
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "FIRST_REVIVAL_S", 0.01)
     monkeypatch.setattr(live, "LOOK_S", 0.01)
+    monkeypatch.setattr(live, "ROUND_S", 0.01)
 
 
 def link(engines: Engines, number: int) -> FakeLink:

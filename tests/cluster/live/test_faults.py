@@ -12,7 +12,7 @@ import pytest
 from paceline.cluster.live import engines as live
 from paceline.cluster.live.engines import Engines
 from paceline.cluster.live.front import ClusterLLM
-from paceline.cluster.live.messages import Opening, Word
+from paceline.cluster.live.messages import Opening, PendingAnswer, Word
 from paceline.cluster.live.voyage import Voyage
 from paceline.core.operations import Reserve
 from paceline.engine.options import Options
@@ -260,4 +260,60 @@ async def test_both_engines_die_in_each_state_of_a_move(
             monkeypatch.setattr(link, verb, dying)
     assert await asyncio.wait_for(cluster.engines.move(voyage, to), 30) in ("stayed", "ended")
     assert await asyncio.wait_for(asking, 30) == alone[1] and killed
+    await clean(cluster)
+
+
+@pytest.mark.parametrize("when", ["peek", "park"])
+async def test_what_finds_no_place_on_its_way_costs_no_engine(
+    when: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray's object store is full, and so is the disk that it spills to: what an engine gives is lost, the last blocks
+    of a request among it."""
+    asking = asyncio.create_task(heard(cluster, KINDS[1]))
+    voyage, to = await under_way(cluster, asking)
+    lost = list[str]()
+    plain = voyage.link.give
+
+    async def full(given: PendingAnswer) -> Any:
+        await given.ref
+        raise OSError("no space left on device")
+
+    def give(verb: str, *args: Any) -> PendingAnswer:
+        given = plain(verb, *args)
+        if verb != when:
+            return given
+        lost.append(verb)
+        return PendingAnswer(asyncio.ensure_future(full(given)))
+
+    monkeypatch.setattr(voyage.link, "give", give)
+    assert await asyncio.wait_for(cluster.engines.move(voyage, to), 30) != "moved"
+    assert await asyncio.wait_for(asking, 30) == alone[1] and lost
+    assert cluster.engines.lost_count == 0
+    await clean(cluster)
+
+
+@pytest.mark.parametrize("who", ["drained", "other"])
+async def test_an_engine_dies_while_one_drains(
+    who: str, alone: list[Heard], cluster: ClusterLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its samples are on their way to the other one."""
+    asking = [asyncio.create_task(heard(cluster, params)) for params in KINDS]
+    with held(links(cluster)):
+        await until(lambda: len(cluster.engines.voyages.going) >= 4, asking)
+    busy = next(iter(cluster.engines.voyages.going)).link.name
+    [other] = [each for each in links(cluster) if each.name != busy]
+    drained = next(each for each in links(cluster) if each.name == busy)
+    plain, killed = drained.give, list[str]()
+
+    def dying(verb: str, *args: Any) -> PendingAnswer:
+        if not killed:
+            killed.append(verb)
+            (drained if who == "drained" else other).kill()
+        return plain(verb, *args)
+
+    monkeypatch.setattr(drained, "give", dying)
+    await asyncio.wait_for(cluster.engines.drain(busy), 30)
+    assert list(await asyncio.wait_for(asyncio.gather(*asking), CLUSTER_WAIT_S)) == alone
+    assert busy not in cluster.engines.states and killed
+    await until(lambda: cluster.engines.serving == 1)
     await clean(cluster)

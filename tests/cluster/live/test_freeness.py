@@ -9,6 +9,7 @@ from paceline.cluster.live.freeness import (
     EngineRanking,
     ScaleRule,
     ScaleState,
+    eases,
     freeness,
     pairs,
     place,
@@ -52,9 +53,19 @@ def test_more_samples_do_not_make_a_crowded_engine_freer() -> None:
 def test_the_least_free_gives_to_the_freest() -> None:
     loads = [load("a", 99, 4), load("b", 98, 3), load("c", 10, 1), load("d", 0, 0)]
     assert pairs(loads) == [("a", "d"), ("b", "c")]
-    assert pairs([load("a", 99, 4), load("b", 90, 1)]) == [], "a move there would not help"
+    assert pairs([load("a", 99, 4), load("b", 92, 1)]) == [], "that one is crowded, too"
     assert pairs([load("a", 0, 0), load("b", 0, 0)]) == []
     assert pairs([load("a", 95, 1), load("b", 0, 0)]) == [], "the only sample would come back"
+
+
+def test_a_move_helps_where_both_are_freer_than_the_source_was() -> None:
+    full, other = load("a", 90, 4), load("b", 50, 4)
+    assert pairs([full, other]) == [("a", "b")]
+    assert eases(full, other, 10) and not eases(full, other, 40), "the other one would be as full"
+    assert not eases(load("b", 60, 5), load("a", 80, 3), 10), "it would come back"
+    pressed = load("a", 30, 2, urgent=1)
+    assert eases(pressed, other, 20) and not eases(pressed, other, 10, priority=-1), "its headroom would go along"
+    assert eases(load("a", 90, 1, draining=True), load("b", 99, 9), 90)
 
 
 def test_one_that_drains_gives_to_any() -> None:
@@ -80,14 +91,15 @@ def test_an_urgent_sample_has_headroom() -> None:
 
 def test_who_leaves() -> None:
     """Least urgent first, then shortest."""
-    samples = [(0, 300, "long"), (-1, 10, "urgent"), (0, 200, "short"), (3, 900, "patient")]
-    crowded = load("a", 99, 4, urgent=1)
-    assert victim(crowded, samples) == "patient"
-    assert victim(crowded, samples[:3]) == "short"
-    assert victim(crowded, samples[1:2]) == "urgent"
-    assert victim(load("a", 20, 1, urgent=1), samples[1:2]) is None, "its own headroom does not drive it out"
-    assert victim(load("a", 20, 1, urgent=1, draining=True), samples[1:2]) == "urgent"
-    assert victim(crowded, []) is None
+    samples = [(0, 30, "long"), (-1, 1, "urgent"), (0, 20, "short"), (3, 90, "patient")]
+    crowded, to = load("a", 99, 4, urgent=1), load("b", 0, 0)
+    assert victim(crowded, samples, to) == "patient"
+    assert victim(crowded, samples[:3], to) == "short"
+    assert victim(crowded, samples[1:2], to) == "urgent"
+    assert victim(load("a", 20, 1, urgent=1), samples[1:2], to) is None, "its own headroom does not drive it out"
+    assert victim(load("a", 20, 1, urgent=1, draining=True), samples[1:2], to) == "urgent"
+    assert victim(crowded, [], to) is None
+    assert victim(load("a", 90, 2), samples[:1], load("b", 65, 2)) is None, "that one would be as full"
 
 
 def test_the_ranking_follows_changes() -> None:

@@ -105,6 +105,14 @@ def test_engines_for_which_there_are_never_cores_are_refused() -> None:
         RaySession("", Path(), cores=4.0).check_room(3, 1.5)
 
 
+def test_engines_for_which_there_is_never_memory_are_refused() -> None:
+    """A thousand processes would be started else, and the machine with them would stand still."""
+    RaySession("", Path(), memory=8e9).check_room(8, 0.0)
+    RaySession("", Path()).check_room(1024, 0.0)
+    with pytest.raises(InputError, match=r"1024 engines need 275 GB without their models, but this machine has 8 GB"):
+        RaySession("", Path(), memory=8e9).check_room(1024, 0.0)
+
+
 @pytest.mark.parametrize("cpus", [0.0, 2.0])
 def test_a_start_that_takes_long_is_told(cpus: float, caplog: pytest.LogCaptureFixture) -> None:
     link = ActorLink.__new__(ActorLink)

@@ -10,6 +10,7 @@ from typing import Literal
 from paceline.cluster.fleet.twin import FleetShape, FleetTwin
 from paceline.cluster.live.freeness import (
     MOVES_AT_ONCE,
+    ROUND_S,
     EngineRanking,
     ScaleRule,
     ScaleState,
@@ -28,8 +29,6 @@ from paceline.core.request import Request
 
 Dispatch = Literal["round-robin", "least-loaded", "freeness"]
 """`least-loaded` is INFaaS's: the engine with the smallest share of its memory in use, queues included."""
-ROUND_S = 0.5
-"""Between two rounds of migrations."""
 EMPTYING_S = 0.05
 """Between two looks at what is left on a draining engine."""
 
@@ -263,8 +262,8 @@ class FleetRun:
                 twin = self.twins[source]
                 if twin.draining:
                     continue
-                samples = [(each.params.priority, len(each.tokens), each) for each in self._movable(twin)]
-                if (request := victim(loads[source], samples)) is not None:
+                samples = [(each.params.priority, self._size(each), each) for each in self._movable(twin)]
+                if (request := victim(loads[source], samples, loads[to])) is not None:
                     FleetMove(self, request, twin, self.twins[to]).go(Handover())
         if self.plan.scale is not None:
             self._scale, change = scaled(self.plan.scale, self._scale, [*loads.values()], self._coming, self.now)
@@ -277,6 +276,9 @@ class FleetRun:
     def _movable(self, twin: FleetTwin) -> list[Request]:
         return [it for it in twin.desk.running if it.id not in self.moving and it.lease is not None and it.output]
 
+    def _size(self, request: Request) -> int:
+        return ceil(len(request.tokens) / self.shape.block_size)
+
     def _empty(self, twin: FleetTwin) -> None:
         """What runs on a draining engine leaves it, as from one of a live cluster: several at once, each to the engine
         that a new request would get."""
@@ -286,8 +288,8 @@ class FleetRun:
         places = MOVES_AT_ONCE - sum(source is twin for source in self.moving.values())
         for request in self._movable(twin)[: max(0, places)]:
             if (name := place(loads.values(), urgent(request.params.priority))) is not None:
-                size = ceil(len(request.tokens) / self.shape.block_size)
-                loads[name] = replace(loads[name], used=loads[name].used + size, running=loads[name].running + 1)
+                used, running = loads[name].used + self._size(request), loads[name].running + 1
+                loads[name] = replace(loads[name], used=used, running=running)
                 FleetMove(self, request, twin, self.twins[name]).go(Handover())
         self.after(EMPTYING_S, lambda: self._empty(twin))
 

@@ -14,6 +14,8 @@ from threading import Thread
 from time import monotonic
 from typing import Any
 
+from psutil import virtual_memory
+
 from paceline import __version__
 from paceline.cluster.live.host import EngineHost
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, Opening, PendingAnswer, Word
@@ -29,6 +31,8 @@ HEAD_LOOK_S = 2.0
 """Between two looks whether Ray's head is there."""
 STARTING_S = 60.0
 """Between two lines of the log on an engine that is still being started."""
+ENGINE_BYTES = 256 << 20
+"""Memory of an engine's process without its model, at the least."""
 DIED = "its process died (killed, out of memory, or crashed)"
 log = logging.getLogger("paceline")
 
@@ -45,6 +49,8 @@ class RaySession:
     """`EngineHost` as a class of actors: made once, for without the head no new class can be made known."""
     cores: float = inf
     """CPU cores that Ray counts, where no other machine can join; inf where others can."""
+    memory: float = inf
+    """Bytes of this machine's memory, likewise."""
 
     def check_room(self, engines: int, cpus: float) -> None:
         """InputError unless this number of engines, of `cpus` cores each, can run at the same time."""
@@ -52,6 +58,11 @@ class RaySession:
             raise InputError(
                 f"engine_cpus is {cpus:g}, so {engines} engines need {engines * cpus:g} cores, but Ray counts "
                 f"{self.cores:g} on this machine; ask for fewer engines or cores, or leave it out."
+            )
+        if engines * ENGINE_BYTES > self.memory:
+            raise InputError(
+                f"{engines} engines need {engines * ENGINE_BYTES / 1e9:.0f} GB without their models, but this machine "
+                f"has {self.memory / 1e9:.0f} GB; ask for fewer engines, or join more machines with address."
             )
 
     async def check(self) -> None:
@@ -91,7 +102,8 @@ def join(address: str | None) -> RaySession:
         raise InputError(no_ray(address, error)) from None
     logs = Path(ours.address_info["session_dir"]) / "logs"
     cores = inf if address else float(ray.cluster_resources().get("CPU", 0.0))
-    return RaySession(ray.get_runtime_context().gcs_address, logs, ray.remote(EngineHost), cores)
+    memory = inf if address else float(virtual_memory().total)
+    return RaySession(ray.get_runtime_context().gcs_address, logs, ray.remote(EngineHost), cores, memory)
 
 
 def no_ray(address: str | None, error: Exception) -> str:

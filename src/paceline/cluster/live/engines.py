@@ -5,11 +5,13 @@ import logging
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import ceil
 from time import monotonic
 
 from paceline.cluster.live.adapters import LaterAdapters
 from paceline.cluster.live.freeness import (
     MOVES_AT_ONCE,
+    ROUND_S,
     EngineLoad,
     ScaleRule,
     ScaleState,
@@ -38,6 +40,8 @@ SIGN_OF_LIFE_S = 1.0
 """Time for an engine's sign of life; then decisions are made without it."""
 LOOK_S = 1.0
 """Between two looks at all engines."""
+ROUND_PAUSES = 20
+"""Least pause between two rounds of decisions, in the time of one: with very many samples they come less often."""
 POLLING_S = 0.05
 """Between two looks at what is waited for."""
 FIRST_REVIVAL_S, LAST_REVIVAL_S = 0.5, 30.0
@@ -106,6 +110,7 @@ class Engines:
         self.want(count)
         await asyncio.gather(*(self._begin() for _ in range(count)))
         self._run(self._watch())
+        self._run(self._balance())
 
     def want(self, count: int) -> None:
         """From now on there should be this number."""
@@ -404,18 +409,25 @@ class Engines:
         return [voyage for voyage in self.voyages.going if voyage.link is link]
 
     async def _watch(self) -> None:
-        """Look after all engines: signs of life, figures, who gives samples to whom, and how many there are."""
+        """Look after all engines: signs of life, figures, and new ones for those that died."""
         lacked = 0
         while True:
             await asyncio.sleep(LOOK_S)
             await self._look_at_all()
+            for _ in range(min(lacked, self.lacking)):  # what died while a renewal had one more, or at its start
+                self._run(self._revive())
+            lacked = self.lacking
+
+    async def _balance(self) -> None:
+        """Decide again and again who gives samples to whom, and how many engines there are."""
+        while True:
+            began = monotonic()
             try:
                 self._round()
             except Exception:
                 log.exception("A round of a cluster's decisions failed; the next one comes in %g s.", LOOK_S)
-            for _ in range(min(lacked, self.lacking)):  # what died while a renewal had one more, or at its start
-                self._run(self._revive())
-            lacked = self.lacking
+                await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(max(ROUND_S, ROUND_PAUSES * (monotonic() - began)))
 
     async def _look_at_all(self) -> None:
         """Ask each for a sign of life, all at once; one that answers late is silent until it has, and dead where that
@@ -438,12 +450,12 @@ class Engines:
             state.silent = not look.done()
 
     def _round(self) -> None:
-        loads = {load.name: load for load in self.loads()}
+        loads, size = {load.name: load for load in self.loads()}, self.facts.block_size
         for source, to in pairs([*loads.values()]):
             if not self.states[source].draining:
                 here = (each for each in self._on(self.states[source].link) if not each.moving)
-                samples = ((each.request.params.priority, len(each.request.tokens), each) for each in here)
-                if (voyage := victim(loads[source], samples)) is not None:
+                samples = ((each.request.params.priority, ceil(len(each.request.tokens) / size), each) for each in here)
+                if (voyage := victim(loads[source], samples, loads[to])) is not None:
                     self._run(self._carry(voyage, self.states[to].link))
         if self.rule is not None:
             coming = self.coming - self._spares

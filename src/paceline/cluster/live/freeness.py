@@ -2,15 +2,17 @@
 freeness (OSDI 2024, section 4.4). No clock, no transport: the front and the simulator call the same functions."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import inf
 from typing import TypeVar
 
 from paceline.serve.settings import MOST_ENGINES
 
-LOW_FREENESS, HIGH_FREENESS = 8.0, 32.0
-"""Blocks for each running sample: below the first an engine gives requests away, above the second it takes them."""
+LOW_FREENESS = 8.0
+"""Blocks for each sample: below it an engine gives samples away, above it it takes them."""
+ROUND_S = 0.1
+"""Between two rounds of migrations."""
 URGENT_SHARE = 0.25
 """Share of an engine's blocks that may be used where an urgent sample runs: the rest is its headroom."""
 MOVES_AT_ONCE = 8
@@ -126,19 +128,31 @@ def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:
     sources = [each for each in crowded if each.running + each.waiting >= (1 if each.draining else 2)]
     giving = {each.name for each in sources}
     takers = [(free, each) for free, _, each in reversed(by) if each.takes and each.name not in giving]
-    return [(a.name, b.name) for a, (free, b) in zip(sources, takers) if a.draining or free > HIGH_FREENESS]
+    return [(a.name, b.name) for a, (free, b) in zip(sources, takers) if a.draining or free > LOW_FREENESS]
 
 
-def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]]) -> Sample | None:
-    """Sample that has to leave, out of (priority, tokens, sample): the least urgent first, then the shortest. Urgent
-    ones stay where only their own headroom makes the engine less free."""
+def eases(source: EngineLoad, to: EngineLoad, blocks: int, priority: int = 0) -> bool:
+    """Does it help that a sample with this number of blocks moves? After it the less free of the two engines is freer
+    than the source was, so that no sample goes to and fro. From one that drains each move helps."""
+    count = urgent(priority)
+    less = replace(source, used=source.used - blocks, running=source.running - 1, urgent=source.urgent - count)
+    more = replace(to, used=to.used + blocks, running=to.running + 1, urgent=to.urgent + count)
+    return source.draining or min(freeness(less), freeness(more)) > freeness(source)
+
+
+def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]], to: EngineLoad) -> Sample | None:
+    """Sample that has to leave for another engine, out of (priority, blocks, sample): the least urgent first, then the
+    shortest. None where that does not help. Urgent ones stay where only their own headroom makes the engine less
+    free."""
     found = sorted(
-        ((-priority, tokens, n, it) for n, (priority, tokens, it) in enumerate(samples)), key=lambda t: t[:3]
+        ((-priority, blocks, n, it) for n, (priority, blocks, it) in enumerate(samples)), key=lambda t: t[:3]
     )
     if not found:
         return None
+    priority, blocks, _, sample = found[0]
     crowded = _each(load.blocks - load.used - load.wanted, load) < LOW_FREENESS
-    return None if urgent(-found[0][0]) and not (load.draining or crowded) else found[0][3]
+    stays = urgent(-priority) and not (load.draining or crowded)
+    return sample if not stays and eases(load, to, blocks, -priority) else None
 
 
 @dataclass(frozen=True, slots=True)
