@@ -8,17 +8,19 @@ from functools import partial
 import orjson
 import pytest
 
+from paceline.cluster.control import bounds
 from paceline.cluster.control import controller as controller_module
 from paceline.cluster.control import engines as engines_module
 from paceline.cluster.control.controller import Controller
 from paceline.cluster.control.engines import HttpEngine, Reply, SmallCall, StreamPieces
 from paceline.cluster.workflow.policies import DispatcherSetup
-from paceline.cluster.workflow.tasks import CallWork, Instance, Task, Workflow
+from paceline.cluster.workflow.tasks import CallWork
 from tests.bench.load.scripted import Asked, Script, says, scripted
 from tests.cluster.waits import until
 
 NAMES = ("hung", "well")
 WORK = CallWork("a", 1.0, 1.0)
+TINY = b'{"max_tokens": 1}'
 
 
 class Engine:
@@ -108,15 +110,15 @@ async def test_calls_leave_an_engine_that_says_it_is_there_and_computes_nothing(
     """But not one whose calls take long while it answers a small one."""
     monkeypatch.setattr(controller_module, "TRIAL_AFTER_S", 0.02)
     monkeypatch.setattr(controller_module, "LEAST_PATIENCE_S", 0.2)
-    monkeypatch.setattr(controller_module, "SLOW_OUTPUT_RATE", 1e9)
-    monkeypatch.setattr(controller_module, "SLOW_PROMPT_RATE", 1e9)
+    monkeypatch.setattr(bounds, "SLOW_OUTPUT_RATE", 1e9)
+    monkeypatch.setattr(bounds, "SLOW_PROMPT_RATE", 1e9)
     controller, engines = made
     hung = engines["hung"]
     hung.deaf = True
     hung.there = always  # type: ignore[method-assign]
     if several:
         hung.computes = lambda call: always()  # type: ignore[method-assign]
-    asking = [asyncio.ensure_future(controller.call(str(i), WORK, "/x", b"")) for i in range(8)]
+    asking = [asyncio.ensure_future(controller.call(str(i), WORK, "/x", TINY)) for i in range(8)]
     if several:
         await until(lambda: hung.worked > 5)
         assert controller.dispatcher.instances["hung"].alive and not all(each.done() for each in asking)
@@ -131,16 +133,6 @@ async def test_calls_leave_an_engine_that_says_it_is_there_and_computes_nothing(
         hung.deaf = False
         await until(lambda: controller.dispatcher.instances["hung"].alive)
     await controller.close()
-
-
-def test_patience_grows_with_what_an_engine_has() -> None:
-    """A prompt of 10,000 tokens at 20 tokens a second is honest."""
-    instance, flow = Instance("a", "a"), Workflow("w", 0.0)
-    short = controller_module.patience(instance)
-    instance.running["a"] = Task("a", flow, CallWork("a", 10_000.0, 100.0))
-    assert 60 <= short < 600 < controller_module.patience(instance)
-    instance.running["b"] = Task("b", flow, CallWork("a", 10_000.0, 100.0))
-    assert controller_module.patience(instance) > 1100
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from math import inf
 from time import monotonic
 from typing import Any
 
+from paceline.cluster.control.bounds import slowest_s
 from paceline.cluster.control.engines import EngineLost, HeardEngine, RemoteEngine, Reply, SmallCall, StreamingEngine
 from paceline.cluster.control.pace import SparePace
 from paceline.cluster.workflow.dispatch import Dispatcher, Start
@@ -30,10 +31,8 @@ cannot be reached."""
 TRIAL_AFTER_S, LEAST_PATIENCE_S = 15.0, 60.0
 """How long an engine that has calls may compute nothing before it is given a call of one token, too; and how long
 before its calls go elsewhere, whatever it says of itself. An engine that computes several calls at once has soon
-answered the small one."""
-SLOW_PROMPT_RATE, SLOW_OUTPUT_RATE = 20.0, 2.0
-"""Tokens a second that a slow engine reads and writes. One that computes its calls one after another says nothing for
-as long as a call takes, so it has time for all of its calls at this pace."""
+answered the small one. One that computes them one after another says nothing for as long as a call takes: so it has,
+beyond this, the time that a slow engine takes for each call that it was given."""
 WORKFLOW_LINGER_S = 20.0
 """A workflow without a call for so long has ended, unless it says more."""
 
@@ -53,6 +52,11 @@ class WaitingCall:
     """Has the stream begun?"""
     losses: int = 0
     """Engines that were lost while they were at it."""
+    taken: bool = False
+    """Was it taken away from an engine that computed nothing? It is not a second time: it may be the call that takes
+    long."""
+    slowest_s: float | None = None
+    """Seconds that a slow engine takes for it, once somebody has asked."""
 
 
 @dataclass(slots=True)
@@ -83,6 +87,8 @@ class Controller:
     """Engines that have calls, and are listened to."""
     _deaf: dict[str, SmallCall] = field(default_factory=dict)
     """Engines that were lost although they say that they are there, and the calls that they must answer."""
+    _trials: dict[str, tuple[float, SmallCall]] = field(default_factory=dict)
+    """{engine: since when it has had small calls and computed nothing, and the latest}"""
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _pumping: bool = False
     """Will it decide when the loop has a moment?"""
@@ -210,9 +216,9 @@ class Controller:
         reply.stream.left = lambda: self.drop(task)
         call.future.set_result(reply)
 
-    def _give_up(self, task: Task, call: "WaitingCall", lost: EngineLost) -> None:
+    def _give_up(self, task: Task, call: "WaitingCall", lost: EngineLost, counts: bool = True) -> None:
         """No further attempt of a call whose client has got a part of the answer, or that has lost many engines."""
-        call.losses += 1
+        call.losses += counts
         if call.streams or call.losses >= self.most_losses:
             self._waiting.pop(task.id, None)
             self._running.pop(task.id, None)
@@ -226,6 +232,8 @@ class Controller:
             for call in self._waiting.values():
                 if call.streams and call.task.place == name:  # nobody else can go on with what was said
                     self.dispatcher.drop(call.task, self.clock())
+            if self._tried(name):
+                self._deaf[name] = self._trials[name][1]
             log.warning("Engine %s is down: %s. Its calls go elsewhere.", name, lost)
             self.dispatcher.turn(name, False, self.clock())
             self._spawn(self._revive(name))
@@ -244,8 +252,8 @@ class Controller:
         heard, silent, name = engine.heard, 0, instance.name
         began, worked, since = heard, engine.worked, self.clock()
         trial: asyncio.Task[None] | None = None
-        small, tried, needs, deaf = self._small(instance), inf, 0.0, False
-        # tried: when it was first given a small call since it last computed something; needs: seconds that it may take
+        small, deaf = self._small(instance), False
+        owed = dict[str, float]()  # seconds for each call that it was given since it last computed something
         left = False  # its clients have left without a word from it
         try:
             while (instance.running or trial or left) and instance.alive and silent < MOST_SILENT_PROBES and not deaf:
@@ -254,29 +262,43 @@ class Controller:
                 others = any(each.alive for each in self.dispatcher.instances.values() if each is not instance)
                 heard, silent = engine.heard, 0 if there or not others else silent + 1
                 if engine.worked != worked or not others:
-                    worked, since, tried, needs = engine.worked, self.clock(), inf, 0.0
+                    worked, since = engine.worked, self.clock()
+                    owed.clear()
+                    self._trials.pop(name, None)
                 left = others and heard == began
                 if trial is not None and trial.done():
                     trial = None
-                now, needs = self.clock(), max(needs, patience(instance))
-                small = self._small(instance) or small
+                calls = [call for id in instance.running if (call := self._waiting.get(id)) is not None]
+                owed.update({call.task.id: slowest(call) for call in calls})
+                now, small = self.clock(), self._small(instance) or small
                 if trial is None and now - since > TRIAL_AFTER_S and small is not None:
-                    tried, trial = min(tried, now), self._spawn(self._try(engine, small))
-                deaf = now - tried > needs
+                    self._trials[name] = self._trials.get(name, (now, small))[0], small
+                    trial = self._spawn(self._try(engine, small))
+                late = now - since > LEAST_PATIENCE_S + sum(owed.values())
+                deaf = late and self._tried(name) and not any(call.taken for call in calls)
+            if (silent >= MOST_SILENT_PROBES or deaf) and instance.alive:
+                self._abandon(instance, deaf)
         finally:
             self._listening.discard(name)
+            self._trials.pop(name, None)
             if trial is not None:
                 trial.cancel()
-        if (silent >= MOST_SILENT_PROBES or deaf) and instance.alive:
-            lost = EngineLost(f"{name}: it {'computes nothing' if deaf else 'does not answer'}")
-            if deaf and small is not None:
-                self._deaf[name] = small
-            for task in list(instance.running.values()):
-                if (running := self._running.pop(task.id, None)) is not None:
-                    running.cancel()
-                if (waiting := self._waiting.get(task.id)) is not None:
-                    self._give_up(task, waiting, lost)
-            self._lost(name, lost)
+
+    def _abandon(self, instance: Instance, deaf: bool) -> None:
+        """The calls of an engine go elsewhere. `deaf`: it is there, and computes nothing; perhaps they are what takes
+        long, so that counts as no loss of theirs."""
+        lost = EngineLost(f"{instance.name}: it {'computes nothing' if deaf else 'does not answer'}")
+        for task in list(instance.running.values()):
+            if (running := self._running.pop(task.id, None)) is not None:
+                running.cancel()
+            if (waiting := self._waiting.get(task.id)) is not None:
+                waiting.taken |= deaf
+                self._give_up(task, waiting, lost, counts=not deaf)
+        self._lost(instance.name, lost)
+
+    def _tried(self, name: str) -> bool:
+        """Has it had time for a small call, and not answered it?"""
+        return name in self._trials and self.clock() - self._trials[name][0] > LEAST_PATIENCE_S - TRIAL_AFTER_S
 
     def _small(self, instance: Instance) -> SmallCall | None:
         """A small call like one that it has."""
@@ -343,11 +365,11 @@ class Controller:
         return task
 
 
-def patience(instance: Instance) -> float:
-    """Seconds for which it may compute nothing with the calls that it has."""
-    works = [task.work for task in instance.running.values()]
-    slow = sum(work.tokens_in / SLOW_PROMPT_RATE + work.tokens_out / SLOW_OUTPUT_RATE for work in works)
-    return LEAST_PATIENCE_S + slow
+def slowest(call: WaitingCall) -> float:
+    """Seconds that a slow engine takes for a call."""
+    if call.slowest_s is None:
+        call.slowest_s = slowest_s(call.body, call.task.work.tokens_in)
+    return call.slowest_s
 
 
 def deepcopy_idle(dispatcher: Dispatcher) -> Dispatcher:

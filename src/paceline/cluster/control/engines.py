@@ -17,6 +17,8 @@ MOST_UNREAD_BYTES = 4 << 20
 TAIL_BYTES = 1 << 14
 """Length of the end of a stream that is searched for its usage."""
 
+REPLY_TIMEOUT_S = 600.0
+"""Time for a whole reply: nobody waits longer."""
 ALIVE_S, ENGINE_PROBE_S, PROBE_AGAIN_S = 5.0, 30.0, 2.0
 """Seconds that an engine which was lost has for a response; those of one that is probed, since one with a single thread
 may be at another request; and seconds between two probes of an engine that closes the connection."""
@@ -165,7 +167,7 @@ class Relay(Whole):
 class HttpEngine:
     """A server at an address."""
 
-    def __init__(self, url: str, key: str | None = None, timeout: float = 600.0) -> None:
+    def __init__(self, url: str, key: str | None = None, timeout: float = REPLY_TIMEOUT_S) -> None:
         self.url, self._client, self._timeout = url, Client(url, LoadClock(), key), timeout
         self.heard = self.worked = 0
 

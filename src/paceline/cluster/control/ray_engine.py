@@ -3,7 +3,7 @@
 import asyncio
 from typing import Any
 
-from paceline.cluster.control.engines import EngineLost, Reply
+from paceline.cluster.control.engines import REPLY_TIMEOUT_S, EngineLost, Reply
 from paceline.model.spread.rays import ray_for
 
 READY_S = 5.0
@@ -72,7 +72,7 @@ class RayEngine:
     """An actor that Ray restarts as often as it dies; a call that was lost is given back, not repeated."""
 
     def __init__(
-        self, options: dict[str, Any], name: str, slow: float = 0.0, cpus: float = 1.0, timeout: float = 600.0
+        self, options: dict[str, Any], name: str, slow: float = 0.0, cpus: float = 1.0, timeout: float = REPLY_TIMEOUT_S
     ) -> None:
         ray = ray_for("Engines as actors")
         self._timeout = timeout
