@@ -149,7 +149,7 @@ def test_a_drain_moves_several_at_once() -> None:
 
     def look() -> None:
         nonlocal most
-        most = max(most, sum(source.name == "engine-1" for source in fleet.moving.values()))
+        most = max(most, sum(move.source.name == "engine-1" for move in fleet.moving.values()))
         went.update(twin.name for number, twin in fleet.at.items() if number in left)
         fleet.after(0.001, look)
 
@@ -182,3 +182,24 @@ def test_a_held_lease_counts_once() -> None:
     assert twin.take_in(request, 1, 96)
     load = twin.load()
     assert load.waiting == 1 and load.used + load.queued == 7
+
+
+@pytest.mark.parametrize(("engines", "most"), [(2, 3), (4, 3)])
+def test_rounds_take_moves_that_are_under_way_as_done(engines: int, most: int) -> None:
+    """Ten requests of about 20 blocks are on one engine of 210; others come, and a move lasts many rounds."""
+    shape = replace(SHAPE, blocks=210, message_s=0.25, row_budget=4096)
+    fleet = FleetRun([FleetJob(0.0, 300, 60 + n) for n in range(10)], 1, shape, FleetPlan())
+    for n in range(engines - 1):
+        fleet.after(0.7 + 0.001 * n, fleet._add)
+    places = dict[int, list[str]]()
+
+    def look() -> None:
+        for number, twin in fleet.at.items():
+            if (been := places.setdefault(number, [])) == [] or been[-1] != twin.name:
+                been.append(twin.name)
+        fleet.after(0.01, look)
+
+    look()
+    fleet.run()
+    whole(fleet, 10)
+    assert 1 <= fleet.outcome.moved <= most and all(len(been) <= 2 for been in places.values())

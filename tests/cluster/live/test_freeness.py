@@ -4,6 +4,8 @@ import random
 from dataclasses import replace
 from math import inf
 
+import pytest
+
 from paceline.cluster.live.freeness import (
     EngineLoad,
     EngineRanking,
@@ -18,7 +20,7 @@ from paceline.cluster.live.freeness import (
     spared,
     victim,
 )
-from paceline.cluster.live.loads import load_of
+from paceline.cluster.live.loads import by_engine, load_of
 from paceline.core.params import SamplingParams
 from paceline.core.request import Request
 
@@ -102,6 +104,13 @@ def test_who_leaves() -> None:
     assert victim(load("a", 90, 2), samples[:1], load("b", 65, 2)) is None, "that one would be as full"
 
 
+def test_the_next_one_leaves_where_the_move_of_the_first_does_not_help() -> None:
+    samples = [(3, 70, "patient"), (0, 9, "one"), (0, 9, "two"), (-1, 9, "urgent")]
+    assert victim(load("a", 97, 4), samples, load("b", 29, 1)) == "one"
+    pressed, to = load("a", 70, 3, urgent=1), load("b", 5, 1, urgent=1)
+    assert eases(pressed, to, 9, -1) and victim(pressed, samples[:1] + samples[3:], to) is None, "it stays all the same"
+
+
 def test_the_ranking_follows_changes() -> None:
     rng, loads, ranking = random.Random(3), dict[str, EngineLoad](), EngineRanking()
     for _ in range(2000):
@@ -130,6 +139,18 @@ def test_the_number_of_engines_follows_the_mean_freeness() -> None:
     silent = [load("a", 40, 2), load("b", 0, 2, alive=False), load("c", 0, 2, draining=True)]
     assert scaled(replace(rule, fewest=2), ScaleState(), silent, 0, 1.0)[1] == 0, "a silent one may come back"
     assert spared(full + idle[1:]) == "b" and spared([]) is None
+
+
+@pytest.mark.parametrize("final", [False, True])
+def test_a_sample_that_moves_is_on_both_engines_until_it_has_moved(final: bool) -> None:
+    there, moving, settling, back, new = (Request(n, [1], SamplingParams(), 0) for n in range(5))
+    opening = [("b", [settling]), ("a", [back, new])]
+    arriving = [("b", moving), ("b", settling), ("b", back)]
+    going = [("a", there), ("a", moving), ("a", settling), ("a", back)]
+    on = by_engine(opening, arriving, going, final)
+    assert {name: sorted(each.id for each in requests) for name, requests in on.items()} == (
+        {"a": [0, 3, 4], "b": [1, 2]} if final else {"a": [0, 1, 3, 4], "b": [1, 2, 3]}
+    )
 
 
 def test_the_load_of_an_engine_by_the_requests_that_a_front_has_there() -> None:

@@ -2,7 +2,7 @@
 (`core/handover.py`) and engines that die. Equal arguments give equal outcomes."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import ceil
 from typing import Literal
@@ -11,11 +11,14 @@ from paceline.cluster.fleet.twin import FleetShape, FleetTwin
 from paceline.cluster.live.freeness import (
     MOVES_AT_ONCE,
     ROUND_S,
+    EngineLoad,
     EngineRanking,
     ScaleRule,
     ScaleState,
+    laden,
     pairs,
     place,
+    relieved,
     scaled,
     spared,
     urgent,
@@ -26,6 +29,7 @@ from paceline.core.handover import FINAL_STATES, LAST_BLOCKS, Handover, Handover
 from paceline.core.params import SamplingParams
 from paceline.core.plan import Plan
 from paceline.core.request import Request
+from paceline.engine.desk import lease_of
 
 Dispatch = Literal["round-robin", "least-loaded", "freeness"]
 """`least-loaded` is INFaaS's: the engine with the smallest share of its memory in use, queues included."""
@@ -92,8 +96,8 @@ class FleetRun:
         self.requests = dict[int, Request]()
         self.at = dict[int, FleetTwin]()
         """{request: the engine that has it}"""
-        self.moving = dict[int, FleetTwin]()
-        """{request under way: the engine that it leaves}"""
+        self.moving = dict[int, FleetMove]()
+        """{request under way: its move}"""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._count = self._started = self._turn = self._coming = 0
         self._idle: list[Request] = []
@@ -256,7 +260,7 @@ class FleetRun:
     # -- rounds --------------------------------------------------------------------------------------------------------
 
     def _round(self) -> None:
-        loads = {name: twin.load() for name, twin in self.twins.items()}
+        loads = self._final()
         if self.plan.migrates:
             for source, to in pairs([*loads.values()]):
                 twin = self.twins[source]
@@ -273,6 +277,18 @@ class FleetRun:
                 self._drain(self.twins[name])
         self.after(ROUND_S, self._round)
 
+    def _final(self) -> dict[str, EngineLoad]:
+        """Loads as after the moves that are under way: each request counts once, as in a live cluster's rounds."""
+        loads = {name: twin.load() for name, twin in self.twins.items()}
+        for move in self.moving.values():
+            request, source, to = move.request, move.source.name, move.to.name
+            if source in loads and any(each is request for each in move.source.desk.running):
+                loads[source] = relieved(loads[source], len(lease_of(request).blocks), request.params.priority)
+            if to in loads:
+                blocks = 0 if move.number in move.to.desk.reserved else self._size(request)
+                loads[to] = laden(loads[to], blocks, request.params.priority)
+        return loads
+
     def _movable(self, twin: FleetTwin) -> list[Request]:
         return [it for it in twin.desk.running if it.id not in self.moving and it.lease is not None and it.output]
 
@@ -285,11 +301,10 @@ class FleetRun:
         if not twin.alive or twin.name not in self.twins:
             return
         loads = {each.name: each.load() for each in self.twins.values()}
-        places = MOVES_AT_ONCE - sum(source is twin for source in self.moving.values())
+        places = MOVES_AT_ONCE - sum(move.source is twin for move in self.moving.values())
         for request in self._movable(twin)[: max(0, places)]:
             if (name := place(loads.values(), urgent(request.params.priority))) is not None:
-                used, running = loads[name].used + self._size(request), loads[name].running + 1
-                loads[name] = replace(loads[name], used=used, running=running)
+                loads[name] = laden(loads[name], self._size(request), request.params.priority)
                 FleetMove(self, request, twin, self.twins[name]).go(Handover())
         self.after(EMPTYING_S, lambda: self._empty(twin))
 
@@ -313,7 +328,7 @@ class FleetMove:
         self.fleet, self.request, self.source, self.to = fleet, request, source, to
         fleet._count += 1
         self.number, self.rows, self.left_at = fleet._count, 0, 0.0
-        fleet.moving[request.id] = source
+        fleet.moving[request.id] = self
 
     def go(self, state: Handover) -> None:
         """Do what is next; its answer comes in a while."""

@@ -22,7 +22,7 @@ from paceline.cluster.live.freeness import (
     urgent,
     victim,
 )
-from paceline.cluster.live.loads import load_of, together
+from paceline.cluster.live.loads import by_engine, load_of, together
 from paceline.cluster.live.messages import EngineFacts, EngineGoneError, EngineLink
 from paceline.cluster.live.moving import move
 from paceline.cluster.live.voyage import START_S, Voyage, Voyages
@@ -208,19 +208,14 @@ class Engines:
         state = self.states.get(link.name)
         return state is not None and state.link is link and not state.draining
 
-    def loads(self) -> list[EngineLoad]:
-        """By what this front has on each engine. Those that are silent count as not alive, where others are there."""
-        size, on, opening = self.facts.block_size, dict[str, dict[int, Request]](), set[int]()
-        for name, requests in (*self._opening.values(), *((to, [one]) for to, one in self._arriving.values())):
-            on.setdefault(name, {}).update((id(each), each) for each in requests)
-        for _, requests in self._opening.values():
-            opening.update(map(id, requests))
-        for voyage in self.voyages.going:
-            if id(voyage.request) not in opening:
-                on.setdefault(voyage.link.name, {})[id(voyage.request)] = voyage.request
+    def loads(self, final: bool = False) -> list[EngineLoad]:
+        """By what this front has on each engine. Those that are silent count as not alive, where others are there.
+        `final`: as after the moves that are under way, so that these are not decided again."""
+        size, going = self.facts.block_size, [(voyage.link.name, voyage.request) for voyage in self.voyages.going]
+        on = by_engine([*self._opening.values()], [*self._arriving.values()], going, final)
         heard = any(not state.silent and not state.draining for state in self.states.values())
         loads = [
-            load_of(name, state.snapshot.blocks, size, [*on.get(name, {}).values()], state.draining)
+            load_of(name, state.snapshot.blocks, size, on.get(name, []), state.draining)
             for name, state in self.states.items()
         ]
         return [replace(load, alive=not (heard and self.states[load.name].silent)) for load in loads]
@@ -450,7 +445,7 @@ class Engines:
             state.silent = not look.done()
 
     def _round(self) -> None:
-        loads, size = {load.name: load for load in self.loads()}, self.facts.block_size
+        loads, size = {load.name: load for load in self.loads(final=True)}, self.facts.block_size
         for source, to in pairs([*loads.values()]):
             if not self.states[source].draining:
                 here = (each for each in self._on(self.states[source].link) if not each.moving)

@@ -131,28 +131,36 @@ def pairs(loads: Sequence[EngineLoad]) -> list[tuple[str, str]]:
     return [(a.name, b.name) for a, (free, b) in zip(sources, takers) if a.draining or free > LOW_FREENESS]
 
 
+def relieved(load: EngineLoad, blocks: int, priority: int = 0) -> EngineLoad:
+    """An engine without a running sample that it has."""
+    count = load.urgent - urgent(priority)
+    return replace(load, used=load.used - blocks, running=load.running - 1, urgent=count)
+
+
+def laden(load: EngineLoad, blocks: int, priority: int = 0) -> EngineLoad:
+    """An engine with one more running sample."""
+    count = load.urgent + urgent(priority)
+    return replace(load, used=load.used + blocks, running=load.running + 1, urgent=count)
+
+
 def eases(source: EngineLoad, to: EngineLoad, blocks: int, priority: int = 0) -> bool:
     """Does it help that a sample with this number of blocks moves? After it the less free of the two engines is freer
     than the source was, so that no sample goes to and fro. From one that drains each move helps."""
-    count = urgent(priority)
-    less = replace(source, used=source.used - blocks, running=source.running - 1, urgent=source.urgent - count)
-    more = replace(to, used=to.used + blocks, running=to.running + 1, urgent=to.urgent + count)
-    return source.draining or min(freeness(less), freeness(more)) > freeness(source)
+    after = freeness(relieved(source, blocks, priority)), freeness(laden(to, blocks, priority))
+    return source.draining or min(after) > freeness(source)
 
 
 def victim(load: EngineLoad, samples: Iterable[tuple[int, int, Sample]], to: EngineLoad) -> Sample | None:
     """Sample that has to leave for another engine, out of (priority, blocks, sample): the least urgent first, then the
-    shortest. None where that does not help. Urgent ones stay where only their own headroom makes the engine less
-    free."""
-    found = sorted(
-        ((-priority, blocks, n, it) for n, (priority, blocks, it) in enumerate(samples)), key=lambda t: t[:3]
-    )
-    if not found:
-        return None
-    priority, blocks, _, sample = found[0]
-    crowded = _each(load.blocks - load.used - load.wanted, load) < LOW_FREENESS
-    stays = urgent(-priority) and not (load.draining or crowded)
-    return sample if not stays and eases(load, to, blocks, -priority) else None
+    shortest, of those whose move helps. Urgent ones stay where only their own headroom makes the engine less free."""
+    helps = dict[tuple[int, int], bool]()
+    stay = not load.draining and _each(load.blocks - load.used - load.wanted, load) >= LOW_FREENESS
+    for priority, blocks, sample in sorted(samples, key=lambda it: (-it[0], it[1])):
+        if (priority, blocks) not in helps:
+            helps[priority, blocks] = not (stay and urgent(priority)) and eases(load, to, blocks, priority)
+        if helps[priority, blocks]:
+            return sample
+    return None
 
 
 @dataclass(frozen=True, slots=True)

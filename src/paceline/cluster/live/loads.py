@@ -27,6 +27,25 @@ def load_of(name: str, blocks: int, size: int, requests: Sequence[Request], drai
     return EngineLoad(name, blocks, used, running, waiting, wanted, queued, pressing, draining)
 
 
+def by_engine(
+    opening: Sequence[tuple[str, Sequence[Request]]],
+    arriving: Sequence[tuple[str, Request]],
+    going: Sequence[tuple[str, Request]],
+    final: bool = False,
+) -> dict[str, list[Request]]:
+    """{engine: what counts as its own}, by what engines are asked to take in, what moves there, and what is there. One
+    that moves has its blocks on both engines. `final`: as after the moves, where each counts once."""
+    opened = {id(each) for _, requests in opening for each in requests}
+    gone = opened | {id(each) for _, each in arriving} if final else opened
+    places = [(name, each) for name, requests in opening for each in requests]
+    places += ((name, each) for name, each in arriving if not final or id(each) not in opened)
+    places += ((name, each) for name, each in going if id(each) not in gone)
+    on = dict[str, dict[int, Request]]()
+    for name, each in places:
+        on.setdefault(name, {})[id(each)] = each
+    return {name: [*requests.values()] for name, requests in on.items()}
+
+
 def together(snapshots: Iterable[Snapshot]) -> Snapshot:
     """Sums; `why` is nobody's. The engines have blocks of one size."""
     each = list(snapshots)
