@@ -46,6 +46,8 @@ def test_forms_that_say_nothing_change_nothing(url: str) -> None:
     plain = text(url, {})
     for more in ({"guided_json": None}, {"structured_outputs": {}}, {"structured_outputs": {"json_object": False}}):
         assert text(url, more) == plain
+    assert formed({"grammar": ""}) == {} and formed({"grammar": "", "regex": "a"})["grammar"]["text"] == "a"
+    assert formed({"guided_grammar": 'start: "a ::= b"'})["grammar"]["kind"] == "lark"
     assert formed({"structured_outputs": {"json_object": True}}) == {"grammar": {"kind": "json_object"}}
 
 

@@ -1,6 +1,7 @@
 """How clients of vLLM, SGLang and llama-server say what form an answer has, as this server's `grammar`."""
 
 import json
+import re
 from typing import Any
 
 SAME_AS = {
@@ -16,6 +17,7 @@ SAME_AS = {
 VLLM_FORMS = "structured_outputs"
 OTHER_FORMS = (*SAME_AS, VLLM_FORMS)
 VLLM_MEMBERS = ("json", "regex", "choice", "grammar", "json_object")
+GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
 MOST_CHOICES = 1024
 """Texts among which an answer may choose."""
 
@@ -23,6 +25,8 @@ MOST_CHOICES = 1024
 def formed(data: dict[str, Any]) -> dict[str, Any]:
     """A body whose form of the answer stands under `grammar`, as {"kind": ..., "text": ...}. A body that names none of
     `OTHER_FORMS` comes back as it is. Raises ValueError for two forms, and for what cannot be enforced."""
+    if data.get("grammar") == "":  # llama-server's clients send it where there is none
+        data = {name: value for name, value in data.items() if name != "grammar"}
     given = [name for name in OTHER_FORMS if data.get(name) is not None]
     if not given:
         return data
@@ -66,7 +70,7 @@ def spec(member: str, value: Any, where: str) -> dict[str, Any]:
     if not isinstance(value, str) or not value:
         need = "a JSON schema, as an object or a text" if member == "json" else "a text that is not empty"
         raise ValueError(f"{where} must be {need}.")
-    if member == "grammar" and "::=" in value:
+    if member == "grammar" and GBNF_RULE.search(value):
         raise ValueError(f"{where} is in GBNF or EBNF, but a grammar must be in Lark: start: ...")
     return {"kind": {"json": "json_schema", "grammar": "lark"}.get(member, member), "text": value}
 
