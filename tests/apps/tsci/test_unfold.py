@@ -162,6 +162,29 @@ def test_marks_of_missing_values_and_orders_that_are_taken_as_they_come_are_said
     assert "-999 comes once" in notes and "'shift 0' is not read as a time" in notes
 
 
+@pytest.mark.parametrize(
+    ("names", "times", "steps"),
+    [
+        (["day"], YEARS, range(1, 366)),
+        (["week"], range(2019, 2023), range(1, 31)),
+        ([""], [f"2024-{month:02}" for month in range(1, 13)], range(31)),
+        (["day", "weekday"], range(2000, 2020), [f"{day},Mo" for day in range(1, 30)]),
+        (["hour"], DAYS_, range(24)),
+        (["depth"], YEARS, range(5, 65, 5)),
+    ],
+)
+def test_years_as_headings_over_rows_that_are_steps_are_series(
+    tmp_path: Path, names: list[str], times: list[object], steps: list[object]
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(
+        table([*names, *times], *([step, *range(n, n + 7 * len(times), 7)] for n, step in enumerate(steps)))
+    )
+    series = read_series(path)
+    assert series.name == f"x.{times[-1]}" and len(series) == len(steps)
+    assert (series.values - series.values[0]).tolist() == list(range(len(steps)))
+
+
 JANUARY = [f"2024-01-{day:02}" for day in range(1, 31)]
 ALL = list(enumerate(JANUARY))
 BESIDE_A_DATE = {
