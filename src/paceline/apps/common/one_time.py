@@ -27,7 +27,7 @@ Cells = Sequence[str]
 
 
 @dataclass(frozen=True, slots=True)
-class Join:
+class TimeJoin:
     """Columns `at` that together hold one time, and the times as texts, one a row."""
 
     at: tuple[int, ...]
@@ -64,7 +64,7 @@ MOSTLY_DISTINCT = 0.9
 """Share of distinct times from which times that come twice are a mistake in the table and no sign of another layout."""
 
 
-def joins_of(table: TextTable, value: str | None) -> Iterator[Join]:
+def joins_of(table: TextTable, value: str | None) -> Iterator[TimeJoin]:
     """Every way to join columns to one time, where the first of them alone does not tell the rows apart."""
     for titles, make in TIME_WAYS:
         places = [place(table, title) for title in titles]
@@ -79,10 +79,10 @@ def joins_of(table: TextTable, value: str | None) -> Iterator[Join]:
         except TimeError:  # days that can be read two ways: the table's own reading says so
             continue
         if whole is not None:
-            yield Join(at, whole)
+            yield TimeJoin(at, whole)
 
 
-def full_times(table: TextTable, joins: Sequence[Join]) -> int | None:
+def full_times(table: TextTable, joins: Sequence[TimeJoin]) -> int | None:
     """A column of full times that tells at least as many times apart as any join does."""
     parts = {at for join in joins for at in join.at}
     most = max(join.distinct for join in joins)
@@ -115,7 +115,7 @@ def tells_series(times: Cells, keys: Sequence[object]) -> bool:
     return len(set(zip(times, keys))) == len(keys)
 
 
-MOST_KEYS = 6
+MOST_SERIES_KEYS = 6
 """Columns up to which two or three of them together may tell series apart."""
 
 
@@ -124,11 +124,11 @@ def is_long(table: TextTable, times: Cells, parts: Sequence[int]) -> bool:
     rows, keys = len(table.rows), []
     for at in (each for each in range(len(table.header)) if each not in parts):
         cells = [row[at] for row in table.rows]
-        counts = all(WHOLE.match(cell) or cell.lower() in MISSING for cell in cells)
-        measured = not counts and all(DECIMAL.match(cell) or cell.lower() in MISSING for cell in cells)
+        counts = all(COUNT_CELL.match(cell) or cell.lower() in MISSING for cell in cells)
+        measured = not counts and all(DECIMAL_CELL.match(cell) or cell.lower() in MISSING for cell in cells)
         if not measured and 1 < len(set(cells)) <= rows // 2:
             keys.append((cells, counts))
-    for count in range(1, 4 if len(keys) <= MOST_KEYS else 2):
+    for count in range(1, 4 if len(keys) <= MOST_SERIES_KEYS else 2):
         for some in combinations(keys, count):
             together = list(zip(*(cells for cells, _ in some)))
             if not tells_series(times, together):
@@ -139,7 +139,7 @@ def is_long(table: TextTable, times: Cells, parts: Sequence[int]) -> bool:
     return False
 
 
-WHOLE, DECIMAL = re.compile(r"[+-]?\d+$"), re.compile(r"[+-]?\d*[.,]?\d+$")
+COUNT_CELL, DECIMAL_CELL = re.compile(r"[+-]?\d+$"), re.compile(r"[+-]?\d*[.,]?\d+$")
 
 
 def on_a_grid(texts: Cells) -> bool:

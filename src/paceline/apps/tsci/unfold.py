@@ -167,14 +167,14 @@ def by_rows(table: TextTable, one: str | None) -> tuple[TextTable, str | None, s
     return made, name, labels[picked]
 
 
-FEWEST_STEPS = 10
+FEWEST_STEP_ROWS = 10
 """Rows from which a column can be a series of its own."""
 
 
 def steps_down(table: TextTable, rest: Sequence[int], times: int) -> bool:
     """Whether the rows of a table with times as headings are steps of time, as the days of some years, a column each:
     the first of the other columns counts them, or rises and is called after a time, and none names them."""
-    if len(table.rows) < FEWEST_STEPS:
+    if len(table.rows) < FEWEST_STEP_ROWS:
         return False
     for at in rest[1:]:
         cells = [row[at] for row in table.rows]
@@ -187,7 +187,7 @@ def steps_down(table: TextTable, rest: Sequence[int], times: int) -> bool:
     if not all(a < b for a, b in pairwise(steps)):
         return False
     counts = steps[0] in (0, 1) and steps[-1] - steps[0] == len(steps) - 1
-    return counts or times < FEWEST_STEPS or table.header[rest[0]].strip().lower() in TIME_COLUMNS
+    return counts or times < FEWEST_STEP_ROWS or table.header[rest[0]].strip().lower() in TIME_COLUMNS
 
 
 def row_labels(rows: Sequence[tuple[str, ...]], ways: Sequence[Sequence[int]]) -> list[str] | None:
