@@ -151,3 +151,24 @@ def test_what_is_no_page_is_refused_with_what_was_expected(tmp_path: Path) -> No
     (tmp_path / "y.1").write_text(".so man1/gone.1\n")
     with pytest.raises(ManualError, match=r"refers to man1/gone.1, which is not there"):
         read_page(tmp_path / "y.1")
+
+
+@pytest.mark.parametrize(
+    ("head", "text"),
+    [
+        ("-g, --walk", "Stop at reflogs. With\n           --indexed-objects this walks the index too."),
+        ("--progress", "See the option\n           --auto\n           of the other page."),
+        ("-p, --patch", "--no-patch turns this off."),
+    ],
+)
+def test_words_of_a_text_that_begin_with_dashes_are_no_options(head: str, text: str) -> None:
+    """Texts of some pages stand four columns right of their options, where --help has options without a letter."""
+    page = f"OPTIONS\n       {head}\n           {text}\n\n       -q\n           Be quiet.\n"
+    found = parse(page, "x").options
+    assert [o.spellings for o in found] == [tuple(head.split(", ")), ("-q",)]
+    assert found[0].text == " ".join(text.split())
+
+
+def test_long_options_stand_below_a_tag_wider_than_its_column() -> None:
+    text = " -j, --junk-session-cookies Ignore cookies\n     --keepalive-time <seconds> Time between\n"
+    assert [o.key for o in parse(text, "x").options] == ["--junk-session-cookies", "--keepalive-time"]

@@ -61,3 +61,15 @@ def test_assets_of_one_file_are_windows(tmp_path: Path) -> None:
     path.write_text("date,ticker,open,high,low,close\n" + rows)
     windows = read_windows(path)
     assert list(windows) == ["A", "B"] and windows["B"].close.tolist() == [2.0] * 20
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"), [("code", range(30)), ("Instrument", ["ESH4"] * 15 + ["ESM4"] * 15), ("pair", ["A"] * 30)]
+)
+def test_columns_that_tell_no_times_apart_are_no_assets(tmp_path: Path, heading: str, names: list[object]) -> None:
+    """A number of each row, and contracts one after the other, are one window; nor do year and month replace a date."""
+    path = tmp_path / "bars.csv"
+    rows = "".join(f"2024,1,2024-01-{n:02},{name},{n},{n},{n},{n}\n" for n, name in enumerate(names, start=1))
+    path.write_text(f"year,month,date,{heading},open,high,low,close\n{rows}")
+    (bars,) = read_windows(path).values()
+    assert bars.close.tolist() == list(range(1, 31)) and bars.time[0] == "2024-01-01"

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("sqlglot", reason="needs paceline[apps]")
+import sqlglot
+
 from paceline.apps.text2sql import schema
 from paceline.apps.text2sql.child import permit
 from paceline.apps.text2sql.database import Duck, QueryError, Sqlite, SqlLimits, open_database
-from paceline.apps.text2sql.guard import Forbidden, check
+from paceline.apps.text2sql.guard import Forbidden, check, parsed
 from paceline.apps.text2sql.schema import read_schema
 
 WRITES = [
@@ -206,6 +208,21 @@ def test_what_takes_the_parser_for_ever_is_refused(dialect: str) -> None:
     joins = "".join(f" LEFT JOIN u{i} ON t.a = u{i}.b" for i in range(60))
     for sql in (f"SELECT * FROM t{joins}", "SELECT 1" + " + abs(x)" * 2000, "SELECT ((" * 8 + "1" + "))" * 8):
         assert check(sql, dialect) == sql
+
+
+@pytest.mark.parametrize("dialect", ["sqlite", "duckdb", "postgres", "mysql"])
+def test_joins_without_on_are_parsed_once_and_as_sqlglot_parses_them(dialect: str) -> None:
+    many = "SELECT count(*) FROM t" + "".join(f" {'INNER ' * (i % 2)}JOIN t{i} AS x{i}" for i in range(60))
+    assert check(f"{many} WHERE t.a = x1.a", dialect) == f"{many} WHERE t.a = x1.a"
+    for joins in (
+        "a JOIN b JOIN c JOIN d",
+        "a JOIN b JOIN c ON b.i = c.i JOIN d ON a.i = d.i",
+        "a JOIN b JOIN c ON b.i = c.i ON a.i = b.i JOIN d",
+        "a JOIN b JOIN c LEFT JOIN d USING (i) JOIN (SELECT i FROM e JOIN f JOIN g) AS h",
+        "a, b JOIN c CROSS JOIN d NATURAL JOIN e JOIN f JOIN g ON f.i IN (SELECT i FROM k JOIN l JOIN m)",
+    ):
+        sql = f"SELECT * FROM {joins} WHERE a.i > 1 UNION SELECT * FROM {joins}"
+        assert parsed(sql, dialect) == sqlglot.parse(sql, dialect=dialect)
 
 
 @pytest.mark.parametrize("kind", ["sqlite", "duckdb"])

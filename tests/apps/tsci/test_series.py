@@ -136,6 +136,29 @@ def test_times_are_read_put_in_order_and_suggest_a_season(tmp_path: Path, times:
     assert "put in order" in backward.notes[0]
 
 
+@pytest.mark.parametrize(
+    ("texts", "after"),
+    [
+        ([f"{day:02}-01-24" for day in range(1, 32)], "2024-02-01"),
+        ([f"01-{day:02}-24" for day in range(31, 0, -1)], "2024-02-01"),
+        ([f"{day:02}-01-24" for day in range(1, 30) if day % 7 not in (6, 0) and day != 3], "2024-01-30"),
+        ([f"{day:02}-03-10 {hour:02}:00" for day in (21, 22) for hour in range(24)], "2010-03-23 00:00:00"),
+        ([f"21-03-10 {hour:02}:00" for hour in range(24)], "2010-03-22 00:00:00"),
+        ([f"31-12-{year:02}" for year in range(1, 21)], "2021-12-31"),
+        ([f"30-06-{year:02}" for year in range(5, 25)], "2025-06-30"),
+        ([f"24-{month:02}-15" for month in range(1, 13)], "2016-01-24"),
+        ([f"{year}-{month:02}-01" for year in (22, 23, 24) for month in range(1, 13)], "2025-01-01"),
+        ([f"24-01-{day:02}" for day in range(1, 32) if day != 9], "2024-02-01"),
+    ],
+)
+def test_days_with_two_digits_of_the_year_begin_with_it_only_where_the_rows_say_so(
+    tmp_path: Path, texts: list[str], after: str
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text("date,n\n" + "".join(f"{text},{n / 2}\n" for n, text in enumerate(texts)))
+    assert read_series(path).following(1) == [after]
+
+
 def test_newest_first_by_slashes_ends_with_the_newest(tmp_path: Path) -> None:
     """The kind that read as a falling series: the forecast began where the series had begun."""
     times = days("%d/%m/%Y", 30)

@@ -68,6 +68,20 @@ LAYOUTS = {
     "year and quarter": (
         table(["year", "quarter", "n"], *([y, q, y * 4 + q] for y in range(2015, 2020) for q in range(1, 5))),
         2015 * 4 + 1, 20, "2020-01-01"),
+    "year to hour": (
+        table(["No", "year", "month", "day", "hour", "n"],
+              *([d * 24 + h, 2010, 1, d, h, d * 24 + h] for d in range(1, 4) for h in range(24))),
+        24, 72, "2010-01-04 00:00:00"),
+    "year to minute": (
+        table(["year", "month", "day", "hour", "minute", "n"],
+              *([2010, 1, 1, m // 60, m % 60, m] for m in range(0, 300, 10))), 0, 30, "2010-01-01 05:00:00"),
+    "years to hours of stations": (
+        table(["year", "month", "day", "hour", "station", "n"],
+              *([2010, 1, d, h, s, d * 24 + h] for s in "AB" for d in (1, 2) for h in range(24))),
+        24, 48, "2010-01-03 00:00:00"),
+    "day, hour and minute": (
+        table(["date", "hour", "minute", "n"], *([DAYS_[0], m // 60, m % 60, m] for m in range(0, 450, 15))),
+        0, 30, "2024-01-01 07:30:00"),
     "day and hour": (
         table(["date", "hour", "n"], *([day, h, h] for day in DAYS_[:2] for h in range(24))),
         0, 48, "2024-01-03 00:00:00"),
@@ -146,3 +160,64 @@ def test_marks_of_missing_values_and_orders_that_are_taken_as_they_come_are_said
     path.write_text(table(["when", "n"], *([f"shift {n}", -999 if n == 3 else n] for n in range(20))))
     notes = " ".join(read_series(path).notes)
     assert "-999 comes once" in notes and "'shift 0' is not read as a time" in notes
+
+
+@pytest.mark.parametrize(
+    ("names", "times", "steps"),
+    [
+        (["day"], YEARS, range(1, 366)),
+        (["week"], range(2019, 2023), range(1, 31)),
+        ([""], [f"2024-{month:02}" for month in range(1, 13)], range(31)),
+        (["day", "weekday"], range(2000, 2020), [f"{day},Mo" for day in range(1, 30)]),
+        (["hour"], DAYS_, range(24)),
+        (["depth"], YEARS, range(5, 65, 5)),
+    ],
+)
+def test_years_as_headings_over_rows_that_are_steps_are_series(
+    tmp_path: Path, names: list[str], times: list[object], steps: list[object]
+) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(
+        table([*names, *times], *([step, *range(n, n + 7 * len(times), 7)] for n, step in enumerate(steps)))
+    )
+    series = read_series(path)
+    assert series.name == f"x.{times[-1]}" and len(series) == len(steps)
+    assert (series.values - series.values[0]).tolist() == list(range(len(steps)))
+
+
+JANUARY = [f"2024-01-{day:02}" for day in range(1, 31)]
+ALL = list(enumerate(JANUARY))
+BESIDE_A_DATE = {
+    "month and year after": table(["Date", "Month", "Year", "n"], *([d, 1, 2024, n / 2] for n, d in ALL)),
+    "year and month before": table(["Year", "Month", "Date", "n"], *([2024, 1, d, n / 2] for n, d in ALL)),
+    "Prophet's": table(["ds", "y", "month", "year"], *([d, n / 2, 1, 2024] for n, d in ALL)),
+    "steps": table(["step", "year", "month", "n"], *([n, 2024, 1, n / 2] for n in range(30))),
+    "hours worked": table(
+        ["date", "project", "hour", "cost"],
+        *([d, p, 3 + (n * 5 + (p == "b")) % 7, n / 2] for n, d in ALL for p in "ab")),
+    "running times": table(
+        ["date", "runner", "time", "n"],
+        *([d, p, f"{4 + (p == 'b')}:{(n * 17) % 60:02}", n / 2] for n, d in ALL for p in "ab")),
+    "records": table(
+        ["year", "store", "month", "n"],
+        *([y, s, 1 + (y * 5 + s * 3) % 12, y / 2 - 995] for y in range(1990, 2020) for s in (7, 8))),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("layout", BESIDE_A_DATE)
+def test_parts_of_times_beside_a_column_that_tells_them_stay_values(tmp_path: Path, layout: str) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(BESIDE_A_DATE[layout])
+    series = read_series(path)
+    assert series.values.tolist() == [n / 2 for n in range(30)] and "joined" not in " ".join(series.notes)
+    after = {"steps": "30", "records": "2020"}
+    assert series.following(1) == [after.get(layout, "2024-01-31")]
+
+
+def test_a_column_that_is_asked_for_is_no_part_of_a_time(tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    path.write_text(table(["year", "month", "n"], *([2000 + n, 1 + n % 12, n] for n in range(20)), [2019, 12, 20]))
+    with pytest.raises(ValueError, match="2019 comes twice"):
+        read_series(path, "month")
+    path.write_text(table(["date", "hour", "n"], *([day, h, h] for day in DAYS_ for h in (9, 17))))
+    assert read_series(path, "hour", "9").values.tolist() == [9] * 20

@@ -8,7 +8,7 @@ read.notes      # what was done, in words
 import re
 from calendar import monthrange
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
@@ -227,7 +227,8 @@ def attempt(form: str) -> Callable[[str], datetime | None]:
 
 
 def by_slashes(groups: Sequence[tuple[str, ...]], texts: Sequence[str], place: str) -> list[datetime]:
-    """31/12/2023 or 12/31/2023: which of the two all rows together say. Raises TimeError."""
+    """31/12/2023 or 12/31/2023: which of the two all rows together say; or 23-12-31, where they say neither. Raises
+    TimeError."""
     firsts, seconds = {int(g[0]) for g in groups}, {int(g[2]) for g in groups}
     ways: dict[str, list[datetime]] = {}
     for name, day, month in (("day first", 0, 2), ("month first", 2, 0)):
@@ -235,41 +236,65 @@ def by_slashes(groups: Sequence[tuple[str, ...]], texts: Sequence[str], place: s
             made = [slashed(g, int(g[day]), int(g[month])) for g in groups]
             if None not in made:
                 ways[name] = [value for value in made if value is not None]
-    ways |= year_first(groups)
+    read = likely(ways)
+    others = [read] if read is not None else list(ways.values())
+    with_year = year_first(groups)
+    if with_year is not None and begins_with_year(groups, with_year, others):
+        return with_year
+    if read is not None:
+        return read
     if not ways:
         raise TimeError(
             f"{place}: the times, as {texts[0]!r}, are neither all day/month/year nor all month/day/year; write them "
             "as 2023-12-31."
         )
-    if len(ways) == 1:
-        return next(iter(ways.values()))
-    even = {name: values for name, values in ways.items() if even_steps(values)}
-    if len(even) == 1:
-        return next(iter(even.values()))
-    if "year first" in ways:  # the place that never changes is the year; 01 may as well be a day
-        if len({g[3] for g in groups}) == 1 and not even:
-            del ways["year first"]
-        elif {g[0] for g in groups} != {"01"} and len({g[0] for g in groups}) == 1:
-            return ways["year first"]
-        if len(ways) == 1:
-            return next(iter(ways.values()))
-    gaps = {name: lacking(values) for name, values in ways.items()}
-    best, other, *_ = sorted(gaps, key=lambda name: gaps[name])
-    if gaps[best] <= len(texts) and gaps[other] > MANY_TIMES_MORE * (gaps[best] + len(texts)):
-        return ways[best]
-    more = ", or with the year" * ("year first" in ways)
     raise TimeError(
-        f"{place}: {texts[0]!r} may begin with the day or with the month{more}, and the rows do not tell; write the "
-        "times as 2023-12-31."
+        f"{place}: {texts[0]!r} may begin with the day or with the month, and the rows do not tell; write the times as "
+        "2023-12-31."
     )
 
 
-def year_first(groups: Sequence[tuple[str, ...]]) -> dict[str, list[datetime]]:
+def likely(ways: Mapping[str, list[datetime]]) -> list[datetime] | None:
+    """The way to read times that is at equal distances, or lacks far fewer times than the other; None where neither."""
+    if len(ways) < 2:
+        return next(iter(ways.values()), None)
+    even = [values for values in ways.values() if even_steps(values)]
+    if len(even) == 1:
+        return even[0]
+    best, other = sorted(ways.values(), key=lacking)
+    least = lacking(best)
+    return best if least <= len(best) and lacking(other) > MANY_TIMES_MORE * (least + len(best)) else None
+
+
+def year_first(groups: Sequence[tuple[str, ...]]) -> list[datetime] | None:
     """The times as 24-12-31, if all can be such."""
     if not all(g[1] == "-" and len(g[0]) == len(g[3]) == 2 and int(g[2]) <= 12 for g in groups):
-        return {}
+        return None
     made = [slashed((g[3], g[1], g[2], g[0], g[4]), int(g[3]), int(g[2])) for g in groups]
-    return {} if None in made else {"year first": [value for value in made if value is not None]}
+    return None if None in made else [value for value in made if value is not None]
+
+
+def begins_with_year(
+    groups: Sequence[tuple[str, ...]], with_year: Sequence[datetime], others: Sequence[Sequence[datetime]]
+) -> bool:
+    """Whether 24-01-31 is a day of 2024: only where the other ways, which go before, are far less likely."""
+    if not others:
+        return True
+    if 2 * len({g[0] for g in groups}) > len(groups):
+        return False  # a year stays for many rows
+    least, mine = min(map(lacking, others)), lacking(with_year)
+    if mine == 0 < least or least > MANY_TIMES_MORE * (mine + len(groups)):
+        return mine <= len(groups)
+    # 24-01-01, 24-01-02: days of a month, or January 24th of 2001 and 2002, which is no day on which books are closed
+    days = {value.day for values in others for value in values}
+    if len(days) > 1 or any(map(closing, others[0])) or mine > len(groups):
+        return False
+    return [len({g[at] for g in groups}) > 1 for at in (0, 2, 3)] == [False, False, True]
+
+
+def closing(value: datetime) -> bool:
+    """Whether a day is the first or the last of its month."""
+    return value.day == 1 or (value + timedelta(days=1)).day == 1
 
 
 def even_steps(values: Sequence[datetime]) -> bool:

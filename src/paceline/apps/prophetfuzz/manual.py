@@ -212,12 +212,19 @@ AS_WIDE_AS_ITS_COLUMN = re.compile(r"^(--?\w{4,5}|-\w, ?-\w) (?=([a-z]+|[A-Z][a-
 """A tag of six characters, such as --help, has one blank between it and its text where tags have seven columns."""
 
 
+TAG_ALONE = re.compile(r"--[\w-]+(\[?=\S+| [A-Z]+| <\S+)?(\s{2,}.*)?$")
+"""A line that is a long option, and what is said of it after two blanks or on the next line."""
+WITH_TEXT = re.compile(r" [A-Z][a-z]+ \w")
+"""A tag wider than its column, as `-j, --junk-session-cookies Ignore session cookies` of curl's help."""
+
+
 def options(lines: list[str]) -> list[Option]:
     """The options of a section: a line with a dash, and what is indented below it."""
     found: list[Option] = []
     heads: list[str] = []
     body: list[str] = []
     indent, prose = 0, -1  # prose: the depth of a line just before that is no option's
+    column = 0  # where the text of the option begins, 0 while it has none
 
     def close() -> None:
         if heads and (option := entry(heads, " ".join(body))) is not None:
@@ -227,18 +234,21 @@ def options(lines: list[str]) -> list[Option]:
 
     for line in (OR_OTHER.sub(" or -", BULLET.sub(r"\1", text)) for text in lines):
         bare, depth = line.strip(), len(line) - len(line.lstrip())
-        long_alone = bare.startswith("--") and depth == indent + len("-a, ")  # below `-b, --block`, as --help has it
+        # --color below `-b, --block`, as --help has it: left of the texts, and no first words of one
+        long_alone = bare.startswith("--") and depth == indent + len("-a, ") < (column or depth + 1)
+        long_alone = long_alone and bool(column or TAG_ALONE.match(bare) or (heads and WITH_TEXT.search(heads[-1])))
         if FLAG.match(bare) and (not heads or depth <= indent or long_alone) and prose != depth:
             if body or depth < indent or (heads and long_alone):
                 close()
             tag, *rest = re.split(r"\s{2,}(?!-)", AS_WIDE_AS_ITS_COLUMN.sub(r"\1  ", bare), maxsplit=1)
             heads.append(tag)
             body += rest
-            indent = depth
+            indent, column = depth, line.rindex(rest[0]) if rest else 0
         elif heads and bare and depth <= indent:
             close()
         elif heads and bare:
             body.append(bare)
+            column = column or depth
         prose = depth if bare and not heads else -1
     close()
     return found

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..common.numbers import MISSING, decimal_comma, number
-from ..common.one_time import with_one_time
+from ..common.one_time import tells_series, with_one_time
 from ..common.tables import TextTable, read_table
 from ..common.times import TIME_COLUMNS, known, ordered
 
@@ -169,9 +169,8 @@ def read_windows(path: Path) -> dict[str, Bars]:
     if "time" not in names:
         found = [name for name in table.header if name not in names.values() and times_in(table.column(name))]
         names |= {"time": found[0]} if found else {}
-    tells = next((name for wanted in SYMBOL_TITLES for name in table.header if exact(name) == wanted), None)
-    if tells is not None and exact(tells) != "window" and not several(table, tells, names.get("time")):
-        tells = None
+    called = [name for wanted in SYMBOL_TITLES for name in table.header if exact(name) == wanted]
+    tells = next((name for name in called if exact(name) == "window" or several(table, name, names.get("time"))), None)
     for row in (dict(zip(table.header, cells)) for cells in table.rows):
         groups.setdefault(row[tells] if tells is not None else "1", []).append(row)
     if not groups:
@@ -181,11 +180,9 @@ def read_windows(path: Path) -> dict[str, Bars]:
 
 
 def several(table: TextTable, tells: str, when: str | None) -> bool:
-    """Whether the rows of a file are of several assets that a column tells apart: a time comes once for each."""
-    kinds = table.column(tells)
-    if len(set(kinds)) < 2 or when is None:
-        return False
-    return len(set(zip(kinds, table.column(when)))) == len(kinds)
+    """Whether the rows of a file are of several assets that a column tells apart: times come again, and once for each.
+    Where no time comes again, the column may count rows, or name the contract of one series that was the nearest."""
+    return when is not None and tells_series(table.column(when), table.column(tells))
 
 
 def times_in(texts: Sequence[str]) -> bool:

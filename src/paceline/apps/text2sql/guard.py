@@ -10,7 +10,7 @@ SQL_LONGEST = 20_000
 """Characters of a query."""
 STEPS_OF_TOKEN, SPARE_STEPS = 4, 20_000
 """Steps of the parser for each token of a query, and more for all. It tries one rule after another from one place, and
-in each of them again, so that what is nested or joined 20 times may take it hours; honest queries take 2 a token."""
+in each of them again, so that what is nested 20 times may take it hours; honest queries take 2 a token."""
 WRITES = (
     exp.Insert, exp.Update, exp.Delete, exp.Merge, exp.Create, exp.Drop, exp.Alter, exp.TruncateTable, exp.Command,
     exp.Pragma, exp.Attach, exp.Detach, exp.Copy, exp.Set, exp.Use, exp.Transaction, exp.Commit, exp.Rollback, exp.Into,
@@ -55,6 +55,7 @@ def parsed(text: str, dialect: str) -> list[exp.Expr | None]:
     read = Dialect.get_or_raise(dialect)
     tokens = read.tokenize(text)
     left = STEPS_OF_TOKEN * len(tokens) + SPARE_STEPS
+    joins: dict[int, tuple[exp.Join, int]] = {}
 
     class CountingParser(read.parser_class):  # type: ignore[misc, name-defined]
         def _advance(self, *args: Any) -> None:
@@ -63,6 +64,20 @@ def parsed(text: str, dialect: str) -> list[exp.Expr | None]:
             if left < 0:
                 raise Forbidden("The query is too hard to parse; nest less in it, and give each JOIN its ON.")
             super()._advance(*args)
+
+        def _parse_join(self, *args: Any, **kwargs: Any) -> exp.Join | None:
+            """The parser first looks for an ON behind the joins that follow one without ON, and then reads those joins
+            a second time: each is kept by the place where it begins. Only joins without a side may lack their ON."""
+            if args or any(kwargs.values()):
+                return super()._parse_join(*args, **kwargs)  # type: ignore[no-any-return]
+            begins = self._index
+            if begins in joins:
+                self._retreat(joins[begins][1])
+                return joins[begins][0]
+            join: exp.Join | None = super()._parse_join(**kwargs)
+            if join is not None and not join.side:
+                joins[begins] = join, self._index
+            return join
 
     return list(CountingParser(dialect=read).parse(tokens, text))
 

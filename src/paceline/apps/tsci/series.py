@@ -117,7 +117,7 @@ def read_series(path: Path, column: str | None = None, one: str | None = None) -
         raise ValueError(f"{path} has no column {column}; its columns are {', '.join(table.header)}.")
     if not table.rows:
         raise ValueError(f"{path} holds no rows; give a CSV file with a header and one row for each time.")
-    table, joined, label = unfolded(with_one_time(table), column, one)
+    table, joined, label = unfolded(with_one_time(table, column), column, one)
     when = time_column(table, joined or column)
     value = joined or column or value_column(table, when)
     others = [name for name in reversed(number_columns(table, when)) if name != value and value != (joined or column)]

@@ -4,7 +4,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import date, timedelta
-from itertools import combinations
+from itertools import combinations, pairwise
 
 from ..common.headings import heading_time, one_way
 from ..common.numbers import MISSING
@@ -140,7 +140,7 @@ def by_rows(table: TextTable, one: str | None) -> tuple[TextTable, str | None, s
     rest = [at for at in range(len(heads)) if at not in [place for _, place in found]]
     if len(found) < FEWEST_TIMES or not rest or not one_way([time for time, _ in found]):
         return table, None, None
-    if all(heading_time(row[rest[0]]) for row in rows):
+    if all(heading_time(row[rest[0]]) for row in rows) or steps_down(table, rest, len(found)):
         return table, None, None  # the rows have times of their own
     texts = [at for at in rest if not all(row[at].lower() in MISSING or is_number(row[at]) for row in rows)]
     labels = row_labels(rows, [[at] for at in texts] + [list(each) for n in (2, 3) for each in combinations(texts, n)])
@@ -165,6 +165,29 @@ def by_rows(table: TextTable, one: str | None) -> tuple[TextTable, str | None, s
         more = f"the table holds {len(rows)} series ({listed}); {labels[0]!r} is read, --series names another."
         made = replace(made, notes=(*made.notes, more))
     return made, name, labels[picked]
+
+
+FEWEST_STEP_ROWS = 10
+"""Rows from which a column can be a series of its own."""
+
+
+def steps_down(table: TextTable, rest: Sequence[int], times: int) -> bool:
+    """Whether the rows of a table with times as headings are steps of time, as the days of some years, a column each:
+    the first of the other columns counts them, or rises and is called after a time, and none names them."""
+    if len(table.rows) < FEWEST_STEP_ROWS:
+        return False
+    for at in rest[1:]:
+        cells = [row[at] for row in table.rows]
+        if len(set(cells)) == len(cells) and not all(is_number(cell) for cell in cells):
+            return False
+    cells = [row[rest[0]] for row in table.rows]
+    if not all(map(is_number, cells)):
+        return False
+    steps = [float(cell) for cell in cells]
+    if not all(a < b for a, b in pairwise(steps)):
+        return False
+    counts = steps[0] in (0, 1) and steps[-1] - steps[0] == len(steps) - 1
+    return counts or times < FEWEST_STEP_ROWS or table.header[rest[0]].strip().lower() in TIME_COLUMNS
 
 
 def row_labels(rows: Sequence[tuple[str, ...]], ways: Sequence[Sequence[int]]) -> list[str] | None:
