@@ -96,6 +96,14 @@ def test_a_count_is_a_value_and_a_number_of_rows_is_none(tmp_path: Path) -> None
         assert read_series(write(tmp_path, f"date,n,{name}\n{rows}")).name == f"x.{read}"
 
 
+def test_a_column_with_too_few_values_is_not_the_series(tmp_path: Path) -> None:
+    assert read_series(write(tmp_path, last([*["n.a."] * 19, "3"]))).name == "x.n"
+
+
+def test_headings_that_come_twice_become_distinct(tmp_path: Path) -> None:
+    assert table(tmp_path, "a,a,a (2),a\n1,2,3,4\n").header == ("a", "a (3)", "a (2)", "a (4)")
+
+
 def test_the_first_of_two_columns_with_one_name_is_read(tmp_path: Path) -> None:
     text = "date,x,x\n" + "".join(f"{day},{at},7\n" for at, day in enumerate(DAYS_OF_JUNE))
     assert read_series(write(tmp_path, text)).values[3] == 3

@@ -192,3 +192,9 @@ def test_what_is_stored_in_another_form_is_said(tmp_path: Path) -> None:
     rows, said = stored(tmp_path, 'n\n"(1,200.50)"\nn.a.\n99.00\n')
     assert rows == [(-1200.5,), (None,), (99.0,)]
     assert said == "x.csv, column n: '(1,200.50)' is stored as -1200.5 and 'n.a.' as no value."
+
+
+@pytest.mark.parametrize("heads", ["n,n,n", "n,n,n_1", ",,"])
+def test_columns_are_stored_by_their_place(tmp_path: Path, heads: str) -> None:
+    rows, _ = stored(tmp_path, f"name,{heads}\nA,$1,$2,$3\nB,$4,$5,$6\n")
+    assert rows == [("A", 1, 2, 3), ("B", 4, 5, 6)]

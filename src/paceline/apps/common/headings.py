@@ -182,6 +182,12 @@ def distinct(header: Sequence[str], as_duckdb: bool = False) -> tuple[tuple[str,
     made: list[str] = []
     for at, name in enumerate(header):
         count = header[:at].count(name) + 1
-        made.append(name if not name or count == 1 else f"{name}_{count - 1}" if as_duckdb else f"{name} ({count})")
+        form = "{}_{}" if as_duckdb else "{} ({})"
+        count -= as_duckdb
+        new = form.format(name, count)
+        while new in header or new in made:
+            count += 1
+            new = form.format(name, count)
+        made.append(new if name and name in header[:at] else name)
     again = next((name for name, given in zip(made, header) if name != given), None)
     return tuple(made), [] if again is None else [f"a heading comes twice; the second is called {again}."]

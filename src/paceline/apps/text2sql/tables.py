@@ -85,7 +85,9 @@ def rewritten(path: Path, copy: Path) -> TextTable | None:
         table = read_table(path, every_row=True)
     except TableError:
         return None
-    plain = {at: found for at, title in enumerate(table.header) if (found := peoples(table, title)) is not None}
+    places = tuple(map(str, range(len(table.header))))  # headings may be empty, or come twice
+    numbered = replace(table, header=places)
+    plain = {at: found for at, place in enumerate(places) if (found := peoples(numbered, place)) is not None}
     if not table.trimmed and not plain:
         return None
     with copy.open("w", newline="", encoding="utf-8") as file:
@@ -95,7 +97,7 @@ def rewritten(path: Path, copy: Path) -> TextTable | None:
             writer.writerow([plain[at][number] if at in plain else cell for at, cell in enumerate(row)])
     said = [f"{path.name}, {each}" for title in table.header for each in table.points_said(title)]
     said += [f"{path.name}, column {table.header[at]}: {each}" for at, found in plain.items()
-             for each in stored_said(table.column(table.header[at]), found)]  # fmt: skip
+             for each in stored_said(numbered.column(places[at]), found)]  # fmt: skip
     return replace(table, notes=(*table.notes, *said))
 
 
