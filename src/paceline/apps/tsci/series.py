@@ -322,8 +322,8 @@ def _check(values: Floats, place: str) -> None:
         raise ValueError(f"{place} holds {np.abs(known).max():g}, too large to be forecast; give a larger unit.")
     if len(known) < FEWEST_VALUES:
         raise ValueError(
-            f"{place} has {len(known)} values; {FEWEST_VALUES} or more are needed. Give a row for each time: where times "
-            "are headings, turn rows and columns round."
+            f"{place} has {len(known)} values; {FEWEST_VALUES} or more are needed. Give a row for each time: where "
+            "times are headings, turn rows and columns round."
         )
 
 
