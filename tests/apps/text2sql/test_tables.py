@@ -151,3 +151,50 @@ def test_a_chart_where_it_makes_sense(columns: tuple[str, ...], rows: list[tuple
     assert (None if found is None else "line" if found.line else "bars") == kind
     if kind == "line":
         assert found is not None and list(found.labels) == sorted(found.labels)
+
+
+def stored(tmp_path: Path, text: str) -> tuple[list[tuple[Any, ...]], str]:
+    """Rows of the database that is made of a file, and what was said."""
+    (tmp_path / "x.csv").write_text(text)
+    made, notes = imported([tmp_path / "x.csv"], tmp_path)
+    return list(open_database(made).run("SELECT * FROM x").rows), " ".join(notes)
+
+
+CODES = [["H101", "H102"], ["T1-15", "T1 10"], ["(101)", "(102)"], ["101-", "7"], ["(1)", "2"], ["Mar 15", "Apr 16"],
+         ["03/2024", "04/2024"], ["2023-S1", "2024-S1"], ["1Q23", "2Q23"], ["12A", "13A"], ["nil", "missing", "x"],
+         ["room 1", "room 2"]]  # fmt: skip
+
+
+@pytest.mark.parametrize("cells", CODES)
+@pytest.mark.parametrize("title", ["code", "date"])
+def test_codes_are_stored_as_they_are(tmp_path: Path, title: str, cells: list[str]) -> None:
+    rows, said = stored(tmp_path, f"{title},name\n" + "".join(f"{cell},a\n" for cell in cells))
+    assert [row[0] for row in rows] == cells and not said
+
+
+WHOLE_FILES = [
+    "city,people,note\nBerlin,unknown,x\nParis,21,y\nRome,28,z\n",
+    "a,b\nx,y\na,b\nq,w\n",
+    "day,n\n,kW\n2024-01-01,1\n2024-01-02,2\n",
+    "name,n,m\nA,1,2\nB,1,2\nZoe,,\n",
+    "name,n,m\nA,1,2\nB,1,2\nSource: us,,\n",
+    "First Last\nAnna 1\nBob 2\nEve 3\n",
+]
+
+
+@pytest.mark.parametrize("text", WHOLE_FILES)
+def test_no_row_is_dropped_from_a_database(tmp_path: Path, text: str) -> None:
+    rows, said = stored(tmp_path, text)
+    assert len(rows) == text.count("\n") - 1 and not said
+
+
+def test_what_is_stored_in_another_form_is_said(tmp_path: Path) -> None:
+    rows, said = stored(tmp_path, 'n\n"(1,200.50)"\nn.a.\n99.00\n')
+    assert rows == [(-1200.5,), (None,), (99.0,)]
+    assert said == "x.csv, column n: '(1,200.50)' is stored as -1200.5 and 'n.a.' as no value."
+
+
+@pytest.mark.parametrize("heads", ["n,n,n", "n,n,n_1", ",,"])
+def test_columns_are_stored_by_their_place(tmp_path: Path, heads: str) -> None:
+    rows, _ = stored(tmp_path, f"name,{heads}\nA,$1,$2,$3\nB,$4,$5,$6\n")
+    assert rows == [("A", 1, 2, 3), ("B", 4, 5, 6)]

@@ -6,12 +6,24 @@ from itertools import pairwise
 from typing import Any
 
 from .numbers import MISSING, number
-from .times import known, one
+from .times import day_or_year, known, one
+from .units import TIME_FORM, unit_like
 
 TABLE_SUMS = frozenset({"total", "totals", "sum", "grand total", "average", "mean", "summe", "gesamt", "gesamtsumme",
                   "suma", "somme", "totale"})  # fmt: skip
 YEAR_TITLE = re.compile(r"^(?:FY|X|Y|YR)?[ -]?((?:1[5-9]|20|21)\d\d)(?: \[YR\1\])?$", re.IGNORECASE)
 """A year as a heading: 2021, FY2021, X2021 of R and 2021 [YR2021] of the World Bank."""
+BRACKETED = re.compile(r"^\(.*\)$")
+"""An amount below nothing in a row of values; above one, the number of a column."""
+TRIMESTER_CODE = re.compile(r"^[Tt]\d{5}$")
+SHORT_YEAR = re.compile(r"^(?!\w{3})[^']*[^\d']\d\d$")
+"""Headings that are codes more often than times: T12001, and Q1 23 without an apostrophe."""
+FOOT_LINE = re.compile(
+    r"^(?:[*©†‡]|(?:sources?|quellen?|fuentes?|fonte|notes?|nota|hinweis|anmerkung|remarks?|stand|updated)\s*:|"
+    r"(?:data from|last updated|downloaded|retrieved|copyright)\b)",
+    re.IGNORECASE,
+)
+"""What a line below a table begins with."""
 MANY_YEARS = 4
 """Years next to each other that are headings also where some between them are left out."""
 Rows = Sequence[Sequence[str]]
@@ -23,7 +35,7 @@ def captions(rows: Sequence[Sequence[str]]) -> int:
     wide = [max(at for at, cell in enumerate(row, 1) if cell) for row in rows[:200]]
     usual = max(set(wide), key=wide.count)
     for at, row in enumerate(rows[: len(wide)]):
-        if not row[0] and sum(map(bool, row)) > 1:
+        if not row[0] and sum(map(bool, row)) > 1 and (len(row) >= usual or times_across(rows[at + 1 :])):
             return at  # merged headings
         alone = row[0] and not any(row[1:]) and not value_like(row[0])
         if usual == 1 or not (len(row) < usual or alone):
@@ -53,7 +65,7 @@ def headed(rows: Sequence[Sequence[str]]) -> bool | None:
     rest = rows[1:20]
     for at, cell in enumerate(rows[0]):
         below = [row[at] for row in rest if at < len(row) and row[at].lower() not in MISSING]
-        if below and all(value_like(each) for each in below):
+        if below and all(value_like(each) for each in below) and not BRACKETED.match(cell):
             return not value_like(cell)
     return None
 
@@ -89,11 +101,15 @@ def heading_time(cell: str) -> str | None:
     cell = cell.strip()
     if match := YEAR_TITLE.match(cell):
         return match[1]
-    return cell if not cell.isdigit() and known(cell) else None
+    if cell.isdigit() or TRIMESTER_CODE.match(cell):
+        return None
+    return cell if known(cell) or (known(cell, True) and not SHORT_YEAR.match(cell)) else None
 
 
 def one_way(times: Sequence[str]) -> bool:
     """Whether times of one kind rise or fall all along."""
+    if day_or_year(times):
+        return False
     years = all(map(str.isdigit, times))
     keys: list[Any] = [int(each) if years else one(each) or each for each in times]
     if len({type(key) for key in keys}) > 1:
@@ -111,8 +127,8 @@ def one_way(times: Sequence[str]) -> bool:
 
 def joined_heads(rows: Rows) -> tuple[tuple[str, ...], str] | None:
     """Headings over two lines as one, and what to say; None where the second row is one of values. Cells that are empty
-    in the first line belong to the heading left of them, as merged cells are written; where none is empty, the second
-    line holds units and is left out."""
+    in the first line belong to the heading left of them, as merged cells are written; where none is empty, a second
+    line of units alone is left out."""
     if len(rows) < 3 or len(rows[1]) > len(rows[0]) + 1:
         return None
     top, below, rest = list(rows[0]), list(rows[1]), rows[2:22]
@@ -131,19 +147,47 @@ def joined_heads(rows: Rows) -> tuple[tuple[str, ...], str] | None:
     if any(value_like(below[at]) for at in range(len(below)) if at not in held):
         return None
     if all(top[at] for at in texts) and len({top[at] for at in texts}) == len(texts):
+        if not all(is_unit(cell, at in held) for at, cell in enumerate(below)):
+            return None
         return tuple(top), f"the line under the headings, as {below[texts[0]]!r}, was left out."
+    if not merged and any(top[at] and below[at] for at in range(len(top)) if at not in held):
+        return None
     whole, above = [], ""
     for at, (high, low) in enumerate(zip(top, below)):
         above = high or (above if at in held else "")
         whole.append(f"{above} {low}".strip())
+    if len(set(whole)) < len(whole):
+        return None
     return tuple(whole), f"two lines of headings were joined, as {whole[texts[0]]!r}."
 
 
-def distinct(header: Sequence[str]) -> tuple[tuple[str, ...], list[str]]:
-    """Headings that come twice with a number behind, and what to say."""
+def is_unit(cell: str, held: bool) -> bool:
+    """Whether a cell may stand in a line of units. `held`: over a column of numbers; others have none or say how their
+    times are written."""
+    if cell.lower() in MISSING or (unit_like(cell) and (held or len(cell) > 1)):
+        return True
+    return not held and bool(TIME_FORM.match(cell.strip("()[] ")))
+
+
+def is_foot(row: Sequence[str], first_cells: Sequence[str]) -> bool:
+    """Whether a last row is a line below the table: its first cell alone is filled, with a remark, or with a text where
+    the rows have numbers or times."""
+    if not row[0] or any(row[1:]) or value_like(row[0]):
+        return False
+    return bool(FOOT_LINE.match(row[0])) or all(value_like(cell) for cell in first_cells if cell)
+
+
+def distinct(header: Sequence[str], as_duckdb: bool = False) -> tuple[tuple[str, ...], list[str]]:
+    """Headings that come twice with a number behind, and what to say. `as_duckdb`: the number that DuckDB gives."""
     made: list[str] = []
     for at, name in enumerate(header):
         count = header[:at].count(name) + 1
-        made.append(name if not name or count == 1 else f"{name} ({count})")
+        form = "{}_{}" if as_duckdb else "{} ({})"
+        count -= as_duckdb
+        new = form.format(name, count)
+        while new in header or new in made:
+            count += 1
+            new = form.format(name, count)
+        made.append(new if name and name in header[:at] else name)
     again = next((name for name, given in zip(made, header) if name != given), None)
     return tuple(made), [] if again is None else [f"a heading comes twice; the second is called {again}."]

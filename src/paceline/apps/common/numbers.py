@@ -3,6 +3,8 @@
 import re
 from collections.abc import Sequence
 
+from .units import CURRENCY_CODES, GLUED_UNITS
+
 MISSING = frozenset({
     "", "na", "n/a", "n.a.", "nan", "nat", "null", "(null)", "\\n", "nil", "none", "missing", "-", "--", "\u2013",
     "\u2014", ".", "..", "…", "?", ":", "k.a.", "k. a.", "s/d", "<na>", "#n/a", "#div/0!", "#value!", "#ref!", "#num!",
@@ -21,6 +23,7 @@ WHOLE_NUMBER = re.compile(r"^[+-]?\d+$")
 THOUSANDS = re.compile(r"^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d+)?$")
 TWO_WAYS = re.compile(r"^[+-]?[1-9]\d{0,2},\d{3}$")
 """1,234 is a thousand or a decimal: where semicolons part the columns a comma is the decimal sign."""
+UNDERLINED = re.compile(r"^[+-]?\d{1,3}(_\d{3})+(\.\d+)?$")
 INDIAN = re.compile(r"^[+-]?\d{1,2}(,\d{2})+,\d{3}(\.\d+)?$")
 """12,34,567.50: pairs of digits above the thousands."""
 DEBIT = re.compile(r"^\(([^()+-]+)\)$|^(\d[\d.,]*)-$")
@@ -53,7 +56,7 @@ def number(text: str, comma: bool | None = None) -> float | None:
         plain = plain.replace(",", "")
     elif GROUPED_TWICE.match(plain):
         plain = plain.replace(".", "")
-    if "_" in plain:
+    if "_" in plain and not UNDERLINED.match(plain):
         return None
     try:
         value = float(plain)
@@ -97,9 +100,9 @@ def one_unit(texts: Sequence[str]) -> None:
         raise TableError(f"{one!r} and {two!r} are amounts of different currencies; convert them to one.")
 
 
-UNIT_BEHIND = re.compile(r"^([^A-Za-z]*\d)\s?(?![bBdDeEoOxX]\d)([A-Za-z°µ][A-Za-z/°]*[²³23]?)$")
+UNIT_BEHIND = re.compile(r"^([^A-Za-z]*\d)(\s?)(?![bBdDeEoOxX]\d)([A-Za-z°µΩ][A-Za-z/°Ω]*[²³23]?)$")
 """A unit behind a number; 1e10 and 0x10 have none."""
-UNIT_BEFORE = re.compile(r"^([A-Z]{3})\s?([+-]?\d.*)$")
+UNIT_BEFORE = re.compile(rf"^({'|'.join(sorted(CURRENCY_CODES))})\s?([+-]?\d.*)$")
 SCALES = frozenset(
     {"k", "m", "b", "t", "e", "bn", "mn", "mm", "mio", "mrd", "mld", "tsd", "million", "billion", "thousand"}
 )
@@ -107,19 +110,40 @@ SCALES = frozenset(
 
 
 def without_unit(texts: Sequence[str]) -> list[str]:
-    """Numbers without the unit that all of them have, as in 12 kWh and EUR 12; others as they are."""
+    """Numbers without the unit that all of them have, as in 12 kWh and EUR 12; others as they are. A unit without a
+    blank must be a known one: 116A and 12XL are codes."""
     filled = [text for text in texts if text.strip().lower() not in MISSING]
-    for form, unit, rest in ((UNIT_BEHIND, 2, 1), (UNIT_BEFORE, 1, 2)):
-        found = [form.match(text) for text in filled]
-        units = {match[unit] for match in found if match}
-        if filled and all(found) and len(units) == 1 and not {each.lower() for each in units} & SCALES:
+    for form, unit, rest in ((UNIT_BEHIND, 3, 1), (UNIT_BEFORE, 1, 2)):
+        found = [match for text in filled if (match := form.match(text))]
+        units = {match[unit] for match in found}
+        if not filled or len(found) < len(filled) or len(units) != 1 or {each.lower() for each in units} & SCALES:
+            continue
+        if form is UNIT_BEFORE or all(match[2] for match in found) or units <= GLUED_UNITS | CURRENCY_CODES:
             return [match[rest] if (match := form.match(text)) else text for text in texts]
     return list(texts)
+
+
+def as_plain(texts: Sequence[str]) -> bool:
+    """Whether a column of numbers needs no unit and no brackets of accounts to be one. Others may be codes, as 90° and
+    (555)."""
+    plain = (AROUND.sub("", text) for text in texts)
+    return without_unit(texts) == list(texts) and not any(DEBIT.match(text) for text in plain)
+
+
+def comma_of_texts(texts: Sequence[str], mark: str) -> bool:
+    """`decimal_comma` of a column that holds texts as well: they cannot contradict each other."""
+    try:
+        return decimal_comma(texts, mark)
+    except TableError:
+        return False
 
 
 def numbers(texts: Sequence[str], mark: str = ",") -> list[float | None]:
     """A column's values; not a number where one is missing, None where a cell is no number. Raises TableError."""
     texts = without_unit(texts)
-    one_unit(texts)
-    comma = decimal_comma(texts, mark)
+    if all(text.strip().lower() in MISSING or number(text) is not None for text in texts):
+        one_unit(texts)
+        comma = decimal_comma(texts, mark)
+    else:
+        comma = comma_of_texts(texts, mark)
     return [float("nan") if each.strip().lower() in MISSING else number(each, comma) for each in texts]

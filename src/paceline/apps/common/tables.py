@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .headings import captions, distinct, headed, joined_heads, lines_of, sums, titled, value_like
+from .headings import captions, distinct, headed, is_foot, joined_heads, lines_of, sums, titled
 from .numbers import (
     GROUPED,
     GROUPED_TWICE,
@@ -27,6 +27,7 @@ from .numbers import (
     numbers,
     sure_comma,
 )
+from .times import TIME_COLUMNS, known
 
 SEPARATORS = ",;\t|"
 RARE = 0.15
@@ -85,13 +86,14 @@ class TextTable:
         return self.lines[at] if self.lines else self.first + at
 
 
-def read_table(path: Path) -> TextTable:
-    """A CSV file (.gz too), separated by comma, semicolon, tab or bar. Raises TableError, OSError."""
+def read_table(path: Path, every_row: bool = False) -> TextTable:
+    """A CSV file (.gz too), separated by comma, semicolon, tab or bar. `every_row`: for a database, in which lines of
+    units, remarks below the table and headings that come again stay rows. Raises TableError, OSError."""
     text, notes = decoded(path)
     no_table(text, path)
     lines = text.splitlines()
     mark = separator(lines[:50])
-    blanks = split_at_blanks(lines) if mark == "," and "," not in text else None
+    blanks = split_at_blanks(lines, every_row) if mark == "," and "," not in text else None
     if mark != "," or blanks:
         notes.append(f"{path.name}: columns are separated by {'blanks' if blanks else NAMES[mark]}.")
     try:
@@ -106,7 +108,7 @@ def read_table(path: Path) -> TextTable:
     rows = [row for row, _ in read[above:]]
     body, header = rows, tuple(f"column{n + 1}" for n in range(len(rows[0])))
     two = joined_heads(rows) if titled(rows) and not (len(rows) > 1 and rows[1][0].lower() == "ticker") else None
-    if two is not None:
+    if two is not None and not (every_row and two[0][: len(rows[0])] == rows[0]):
         header, body = two[0], rows[2:]
         notes.append(f"{path.name}: {two[1]}")
     elif titled(rows):
@@ -124,9 +126,8 @@ def read_table(path: Path) -> TextTable:
         notes.append(f"{path.name}: {lines_of(above)} above the table, {title}, left out.")
     first = read[len(read) - len(body)][1] if body else read[-1][1] + 1
     below = 0
-    while len(body) > 2 and len(header) > 2 and body[-1][0] and not any(body[-1][1:]) and any(body[0][1:]):
-        if value_like(body[-1][0]):
-            break
+    firsts = [row[0] for row in body[:20] if any(row[1:])]
+    while len(body) > 2 and len(header) > 2 and not every_row and any(body[0][1:]) and is_foot(body[-1], firsts):
         below, body = below + 1, body[:-1]
     if below:
         notes.append(f"{path.name}: {lines_of(below)} below the table left out.")
@@ -134,9 +135,11 @@ def read_table(path: Path) -> TextTable:
         notes.append(f"{path.name}: the last row ({body[-1][0]!r}) is a sum and was left out.")
         body = body[:-1]
     again = [at for at, row in enumerate(body) if row == header]
+    if every_row or not headed([header, *(row for row in body[:50] if row != header)]):
+        again = []
     if again:
         notes.append(f"{path.name}: the headings come again further down; {lines_of(len(again))} left out.")
-    header, said = distinct(header)
+    header, said = distinct(header, every_row)
     notes += [f"{path.name}: {each}" for each in said]
     wide = len(header)
     for line, row in enumerate(body, first):
@@ -154,33 +157,59 @@ def read_table(path: Path) -> TextTable:
         tuple(notes),
         first,
         mark,
-        above > 0 or len(body) < len(rows) - 1 or bool(said or blanks or again),
+        above > 0 or len(body) < len(rows) - 1 or bool(blanks or again),
         lines_kept,
     )
 
 
-def split_at_blanks(lines: Sequence[str]) -> list[str] | None:
+def split_at_blanks(lines: Sequence[str], wide: bool) -> list[str] | None:
     """Lines with tabs between their columns, where blanks part all of them in the same number and the first is one of
-    headings; else None."""
+    headings; else None. `wide`: two blanks or more alone part columns. One blank may also stand within a number or a
+    name: it parts columns of numbers behind one of times or names."""
     filled = [line for line in lines if line.strip()]
-    for mark in (r"\s{2,}", r"\s+"):
+    if all(known(" ".join(line.split())) for line in filled[1:]):
+        return None
+    for mark in (r"\s{2,}",) if wide else (r"\s{2,}", r"\s+"):
         rows = [re.split(mark, line.strip()) for line in filled]
-        if len(rows) > 2 and len({len(row) for row in rows}) == 1 and len(rows[0]) > 1 and headed(rows):
+        if len(rows) < 3 or len({len(row) for row in rows}) > 1 or len(rows[0]) < 2 or not headed(rows):
+            continue
+        if mark == r"\s{2,}" or columns_of_numbers(rows):
             return ["\t".join(row) for row in rows]
     return None
 
 
-NO_TABLES = (("PK\x03\x04", "a workbook of Excel or a zip archive"), ("{", "JSON"), ("[{", "JSON"), ("[\n", "JSON"),
-             ("[\r", "JSON"), ("<!", "HTML or XML"), ("<html", "HTML"), ("<?xml", "XML"),
-             ("PAR1", "Parquet"), ("SQLite format 3", "a database of SQLite"), ("%PDF", "PDF"))  # fmt: skip
-"""How files of other kinds begin, and what they are called."""
+def columns_of_numbers(rows: Sequence[Sequence[str]]) -> bool:
+    """Whether one blank parts columns of times and numbers, the first row being headings: not a name from its number,
+    and not thousands from hundreds."""
+    if all(number(" ".join(row)) is not None for row in rows[1:]):
+        return False
+    if any(all(BLANK_THOUSANDS.match(" ".join(row[at:])) for row in rows[1:]) for at in range(len(rows[0]) - 1)):
+        return False
+    if all(known(row[0]) for row in rows[1:]) or rows[0][0].lower() in TIME_COLUMNS:
+        return True
+    cells = [cell for row in rows[1:] for cell in row[1:] if cell.lower() not in MISSING]
+    return len(rows[0]) > 2 and all(number(cell) is not None for cell in cells)
+
+
+BLANK_THOUSANDS = re.compile(r"^[+-]?\d{1,3}(?: \d{3})+(?:[.,]\d+)?(?: \D+)?$")
+OTHER_FILES = (
+    (r"PK\x03\x04", "a workbook of Excel or a zip archive"),
+    (r"\{\s*[\"}]|\[\s*[{\[]|\[[\r\n]", "JSON"),
+    (r"<!(doctype|--|\[cdata)", "HTML or XML"),
+    (r"<html[\s>]", "HTML"),
+    (r"<\?xml", "XML"),
+    (r"PAR1[\x00-\x08\x0e-\x1f]", "Parquet"),
+    (r"SQLite format 3\x00", "a database of SQLite"),
+    (r"%PDF-\d", "PDF"),
+)
+"""How files of other kinds begin, as expressions, and what they are called."""
 
 
 def no_table(text: str, path: Path) -> None:
     """Raises TableError for what begins as a file of another kind does."""
     begun = text.lstrip()[:20]
-    for start, what in NO_TABLES:
-        if begun.lower().startswith(start.lower()):
+    for start, what in OTHER_FILES:
+        if re.match(start, begun, re.IGNORECASE):
             raise TableError(f"{path} holds {what}; save it as CSV, with a row for each time.")
 
 

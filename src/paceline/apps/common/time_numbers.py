@@ -10,9 +10,9 @@ EPOCH_FROM, EPOCH_TO = 3652 * DAY_S, 47482 * DAY_S
 EPOCH_UNITS = {9: 1, 10: 1, 12: 10**3, 13: 10**3, 15: 10**6, 16: 10**6, 18: 10**9, 19: 10**9}
 """Digits of a time since 1970, and how many of its units a second has."""
 EXCEL_BEGINS = datetime(1899, 12, 30)
-EXCEL_DAYS = (18000.0, 73000.0)
-"""Days of Excel of the years 1949 to 2099."""
-DAY_HEADINGS = re.compile(r"dat(e|um|a)\b|^(day|tag|fecha|jour|dia|día|giorno|日期|日付)$", re.IGNORECASE)
+EXCEL_DAYS = (18000.0, 51500.0)
+"""Days of Excel of the years 1949 to 2040; astronomers count such days from 51544, which is the year 2000."""
+DAY_HEADINGS = re.compile(r"(?i:(?<![^\W_])dat(e|um|a)\b|^(day|tag|fecha|jour|dia|día|giorno|日期|日付)$)|[a-z]Date\b")
 """Headings of columns in which a number may be a day of Excel's."""
 
 
@@ -45,7 +45,7 @@ def of_excel(texts: Sequence[str]) -> tuple[list[str], str] | None:
 def of_months(texts: Sequence[str]) -> tuple[list[str], str] | None:
     """202312, 12.2023 and 012.2023 as 2023-12."""
     points = [re.fullmatch(r"0{0,2}([1-9]|1[0-2])\.((?:19|20|21)\d\d)", text) for text in texts]
-    if all(points):
+    if all(points) and len({match[1] for match in points if match}) > 1:
         made = [f"{match[2]}-{int(match[1]):02}" for match in points if match]
         return made, f"months ({texts[0]} is {made[0]})"
     if not all(re.fullmatch(r"(1[89]|2[01])\d\d(0[1-9]|1[0-2])", text) for text in texts):
@@ -64,13 +64,15 @@ def of_days(texts: Sequence[str]) -> tuple[list[str], str] | None:
     return ["/".join(each) for each in parts], "days of eight digits with the year at the end"
 
 
-def written_out(texts: Sequence[str], days: bool) -> tuple[list[str], str] | None:
+def written_out(texts: Sequence[str], heading: str) -> tuple[list[str], str] | None:
     """Numbers under a heading of times as texts that can be read as times, and what they were taken for; None for
-    steps. `days`: the heading says that they are dates."""
+    steps."""
     if found := since_1970(texts):
         return found
+    if heading.lower() in ("t", "step", "index"):
+        return None
     if all(re.fullmatch(r"(1[89]|2[01])\d\d(0[1-9]|1[0-2])(0[1-9]|[12]\d|3[01])", text) for text in texts):
         return None  # 20231231, which needs no change
     if found := of_months(texts) or of_days(texts):
         return found
-    return of_excel(texts) if days else None
+    return of_excel(texts) if DAY_HEADINGS.search(heading) else None

@@ -14,7 +14,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from itertools import pairwise
 from typing import Literal
 
-from .time_numbers import DAY_HEADINGS, written_out
+from .time_numbers import written_out
 
 TIME_COLUMNS = frozenset(
     {
@@ -31,15 +31,21 @@ PLAIN_NUMBER = re.compile(r"^[+-]?\d+(\.\d+)?$")
 FORMATS = (
     "%Y/%m/%d", "%Y/%m/%d %H:%M", "%Y/%m/%d %H:%M:%S", "%Y.%m.%d", "%Y.%m.%d %H:%M", "%Y.%m.%d %H:%M:%S", "%Y-%m",
     "%Y/%m", "%d %b %Y", "%d %B %Y", "%d-%b-%Y", "%d-%b-%y", "%d. %b %Y", "%b %d, %Y", "%B %d, %Y", "%b %d %Y",
-    "%B %d %Y", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y-%b", "%Y %b",
-    "%b %y", "%m/%Y", "%m-%Y",
+    "%B %d %Y", "%b %Y", "%B %Y", "%b-%Y", "%b-%y", "%Y-%b",
     "%A, %b %d, %Y", "%A, %d %b %Y", "%a, %d %b %Y", "%a %d %b %Y", "%a %b %d %Y",
     "%a, %d %b %Y %H:%M:%S %Z", "%Y%m%dT%H%M%S",
 )  # fmt: skip
+HEADED_FORMATS = ("%Y %b", "%b %y", "%m/%Y", "%m-%Y")
+"""Forms that codes and days without a year have too: times only under a heading of times."""
+MONTH_AND_NUMBER = re.compile(r"^([^\W\d_]{3,})\.? \d\d$")
 CLOCKS = ("%H:%M", "%H:%M:%S", "%H:%M:%S.%f", "%I:%M %p", "%I:%M:%S %p")
-PART_FIRST = re.compile(r"^(?:([QqTt])([1-4])|([HhSs])([12])|([1-4])([QqTt]))[-/' ]{0,2}(\d{4}|\d{2})$")
-YEAR_FIRST = re.compile(r"^(?:FY ?)?(\d{4})[-/ ]?(?:([QqTt])([1-4])|([HhSs])([12]))$")
-"""Quarters and halves of years: Q1 2023, 1Q23, 2023-H2."""
+QUARTER = re.compile(r"^(?P<year>\d{4})[-/ ]?[QqTt](?P<part>[1-4])$|^[QqTt](?P<part2>[1-4])[-/ ]?(?P<year2>\d{4})$")
+PART_FIRST = re.compile(
+    r"^(?:[Qq](?P<q>[1-4])(?:[-/ ]'?|')|(?P<n>[1-4])[Qq][-/ ]?'?|[HhSs](?P<half>[12])(?:[-/ ]'?(?=\d{4}$)|'))"
+    r"(?P<year>\d{4}|\d{2})$"
+)
+YEAR_FIRST = re.compile(r"^(?:FY ?)?(?P<year>\d{4})[-/ ]?(?:[QqTt](?P<q>[1-4])|[HhSs](?P<half>[12]))$")
+"""Quarters and halves of years under a heading of times: Q1'23, 1Q23, H1 2023, 2023-H2. H101 and T1-15 are codes."""
 CJK_DAY = re.compile(r"^(\d{4})\s?[年년]\s?(\d{1,2})\s?[月월](?:\s?(\d{1,2})\s?[日일])?$")
 MONTH_WORDS = {
     word: number
@@ -110,12 +116,13 @@ def after(begun: datetime, unit: Unit, step: float, number: int) -> datetime:
 
 
 def ordered(texts: Sequence[str], place: str, named: bool = True) -> ParsedTimes:
-    """Raises TimeError for times that cannot be read, can be read two ways, or come twice. `named`: the column's header
-    says that it holds times; without that a column of other texts is taken as none."""
+    """Raises TimeError for times that cannot be read, can be read two ways, or come twice. `place` ends with the
+    column's name. `named`: this name says that the column holds times; without that a column of other texts is taken
+    as none."""
     cleaned = [" ".join(text.split()) for text in texts]
     plain = tuple(range(len(cleaned)))
     bare = named and all(PLAIN_NUMBER.match(text) for text in cleaned)
-    if bare and (made := written_out(cleaned, DAY_HEADINGS.search(place) is not None)) is not None:
+    if bare and (made := written_out(cleaned, place.rpartition(", column ")[2])) is not None:
         read = ordered(made[0], place)
         return replace(read, notes=(f"{place}: the numbers were read as {made[1]}.", *read.notes))
     if all(PLAIN_NUMBER.match(text) for text in cleaned) and not dated(cleaned):
@@ -169,8 +176,9 @@ def twice(inside: Sequence[object], texts: Sequence[str], place: str) -> None:
             raise TimeError(f"{place}: the time {text} comes twice; keep one row for each time.")
 
 
-def known(text: str) -> bool:
-    return SLASHED.match(text) is not None or one(text) is not None
+def known(text: str, named: bool = False) -> bool:
+    """Whether a text is a time. `named`: it stands under a heading of times, where Q1 23 is one as well."""
+    return SLASHED.match(text) is not None or one(text, named) is not None
 
 
 def parsed(texts: Sequence[str], place: str) -> list[datetime]:
@@ -186,28 +194,41 @@ def parsed(texts: Sequence[str], place: str) -> list[datetime]:
                 "2023-12-31 14:30, all rows alike."
             )
     values = [value for value in found if value is not None]
+    if all(map(MONTH_AND_NUMBER.match, texts)):
+        distinct = sorted(set(values))
+        if day_or_year(texts) or (len(distinct) > 2 and not distances(distinct)[0]):
+            raise TimeError(
+                f"{place}: {texts[0]!r} may be a day or a month of a year; write it as 2023-12-31 or 2023-12, all rows "
+                "alike."
+            )
     if len({value.tzinfo is None for value in values}) > 1:
         raise TimeError(f"{place}: some times have a time zone and some have none; give all or none.")
     return [value.astimezone(UTC) if value.tzinfo else value for value in values]
 
 
-def one(text: str) -> datetime | None:
-    """A time in any form but day and month by numbers."""
+def day_or_year(texts: Sequence[str]) -> bool:
+    """Whether a text goes on in the same month with another number, as Jan 20 and Jan 21 do: days, or years."""
+    found = [match for text in texts if (match := MONTH_AND_NUMBER.match(text))]
+    return any(a[1] == b[1] and a[0] != b[0] for a, b in pairwise(found))
+
+
+def one(text: str, named: bool = True) -> datetime | None:
+    """A time in any form but day and month by numbers. `named`: under a heading of times."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
         pass
-    if match := YEAR_FIRST.match(text):
-        year, _, quarter, _, half = match.groups()
-        return datetime(int(year), 3 * int(quarter) - 2 if quarter else 6 * int(half) - 5, 1)
-    if match := PART_FIRST.match(text):
-        _, quarter, _, half, other, _, year = match.groups()
-        month = 6 * int(half) - 5 if half else 3 * int(quarter or other) - 2
+    if match := QUARTER.match(text):
+        return datetime(int(match["year"] or match["year2"]), 3 * int(match["part"] or match["part2"]) - 2, 1)
+    if named and (match := YEAR_FIRST.match(text) or PART_FIRST.match(text)):
+        part, year = match.groupdict(), match["year"]
+        month = 6 * int(part["half"]) - 5 if part["half"] else 3 * int(part["q"] or part["n"]) - 2
         return datetime(int(year) + (2000 if len(year) == 2 else 0), month, 1)
     if match := CJK_DAY.match(text):
         return attempt("%Y-%m-%d")("-".join(each or "1" for each in match.groups()))
     text = WORD.sub(in_english, text.replace(" de ", " "))
-    return next((value for form in FORMATS if (value := attempt(form)(text)) is not None), None)
+    forms = (*FORMATS, *HEADED_FORMATS) if named else FORMATS
+    return next((value for form in forms if (value := attempt(form)(text)) is not None), None)
 
 
 def in_english(word: re.Match[str]) -> str:

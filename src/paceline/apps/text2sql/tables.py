@@ -12,7 +12,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from ..common.numbers import MISSING, TableError, decimal_comma, numbers, without_unit
+from ..common.numbers import DEBIT, MISSING, TableError, decimal_comma, number, numbers, without_unit
 from ..common.tables import TextTable, decoded, read_table, separator
 from ..common.times import TimeError, known, parsed
 from .database import QueryError
@@ -82,10 +82,12 @@ def plain_csv(path: Path, copy: Path) -> tuple[Path, str, list[str]]:
 def rewritten(path: Path, copy: Path) -> TextTable | None:
     """The table as a plain CSV file at `copy`; None, and nothing there, where it needs none or is too odd for it."""
     try:
-        table = read_table(path)
+        table = read_table(path, every_row=True)
     except TableError:
         return None
-    plain = {at: found for at, title in enumerate(table.header) if (found := peoples(table, title)) is not None}
+    places = tuple(map(str, range(len(table.header))))  # headings may be empty, or come twice
+    numbered = replace(table, header=places)
+    plain = {at: found for at, place in enumerate(places) if (found := peoples(numbered, place)) is not None}
     if not table.trimmed and not plain:
         return None
     with copy.open("w", newline="", encoding="utf-8") as file:
@@ -94,7 +96,19 @@ def rewritten(path: Path, copy: Path) -> TextTable | None:
         for number, row in enumerate(table.rows):
             writer.writerow([plain[at][number] if at in plain else cell for at, cell in enumerate(row)])
     said = [f"{path.name}, {each}" for title in table.header for each in table.points_said(title)]
+    said += [f"{path.name}, column {table.header[at]}: {each}" for at, found in plain.items()
+             for each in stored_said(numbered.column(places[at]), found)]  # fmt: skip
     return replace(table, notes=(*table.notes, *said))
+
+
+def stored_said(texts: Sequence[str], stored: Sequence[str]) -> list[str]:
+    """What to say of cells that the database holds in another form."""
+    pairs = list(zip(texts, stored))
+    changed = next((pair for pair in pairs if pair[1] and is_odd(pair[0]) and pair[0] != pair[1]), None)
+    word = next((text for text, made in pairs if text and not made), None)
+    said = [f"{changed[0]!r} is stored as {changed[1]}"] if changed else []
+    said += [f"{word!r} as no value" if said else f"{word!r} is stored as no value"] if word else []
+    return [f"{' and '.join(said)}."] if said else []
 
 
 POINTED = re.compile(r"[+-]?\d+\.\d{3}")
@@ -108,13 +122,25 @@ def peoples(table: TextTable, title: str) -> list[str] | None:
     try:
         if filled and all(known(text) and not text.isdigit() for text in filled[:LOOKED_AT_ROWS]):
             return None if all(map(iso, filled)) else plain_times(texts, parsed(filled, title))
-        found = table.numbers(title) if without_unit(texts) == texts else [None]  # 12A may be no number
+        found = table.numbers(title) if without_unit(texts) == texts and amounts(filled) else [None]
     except (TableError, TimeError):
         return None
     thousands = any(value and POINTED.fullmatch(text) and value != float(text) for text, value in zip(texts, found))
     if None in found or not (thousands or any(map(is_odd, filled))):
         return None
     return [repr(value) if value == value else "" for value in found]
+
+
+CENTS = re.compile(r"\d[.,]\d\d\D?$")
+
+
+def amounts(texts: Sequence[str]) -> bool:
+    """Whether numbers in brackets or with a sign behind are amounts below nothing, which have decimals and stand among
+    others; (101) and 13- may be codes."""
+    debit = [text for text in texts if DEBIT.match(text)]
+    if not debit:
+        return True
+    return len(debit) < len(texts) and all(CENTS.search(text) for text in texts) and None not in map(number, texts)
 
 
 def plain_times(texts: Sequence[str], times: Sequence[datetime]) -> list[str]:

@@ -1,5 +1,6 @@
 """Series, windows of them, and the seal that hides a window's future from the forecasters."""
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations, pairwise
@@ -8,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ..common.numbers import TableError
+from ..common.numbers import MISSING, TableError, as_plain
 from ..common.one_time import with_one_time
 from ..common.tables import TextTable, read_table
 from ..common.times import TIME_COLUMNS, ParsedTimes, TimeError, ordered
@@ -175,18 +176,35 @@ TSCI_USUAL_VALUES = ("close", "adj close", "y", "value")
 
 def value_column(table: TextTable, when: str | None) -> str:
     """A column of numbers with a usual heading, else the last column of numbers; without any, the last column, whose
-    first bad row is refused."""
-    found = number_columns(table, when)
+    first bad row is refused. Columns of plain numbers go before those of numbers with units, which may be codes."""
+    found = sorted(number_columns(table, when), key=lambda name: doubts(table, name))
     usual = [name for wanted in TSCI_USUAL_VALUES for name in found if name.lower() == wanted]
-    measured = [name for name in found if not counts_rows(table.column(name))]
+    measured = [name for name in found if not counts_rows(name, table.column(name))]
     return next(
         iter([*usual, *measured, *found]), next((n for n in reversed(table.header) if n != when), table.header[-1])
     )
 
 
-def counts_rows(texts: Sequence[str]) -> bool:
-    """Whether whole numbers of a column go up or down by one from each row to the next, as those of a list do."""
-    if not all(map(str.isdigit, texts)):
+def doubts(table: TextTable, name: str) -> tuple[bool, bool, bool]:
+    """What speaks against a column as the series, the strongest first."""
+    texts = table.column(name)
+    few = sum(text.lower() not in MISSING for text in texts) < FEWEST_VALUES
+    return few, not as_plain(texts), AGAIN.sub("", name) != name and AGAIN.sub("", name) in table.header
+
+
+FEWEST_VALUES = 10
+AGAIN = re.compile(r" \(\d+\)$")
+"""What a heading that comes twice ends with; the first column of that name is read."""
+ROW_TITLES = re.compile(
+    r"^(?:|#|(?:.*[\W_])?(?:id|no|nr|idx|index|row|instant|obs|rownum|record)|unnamed: ?\d+)[.\W]*$"
+)
+"""Headings of columns that number the rows, in small letters."""
+
+
+def counts_rows(name: str, texts: Sequence[str]) -> bool:
+    """Whether a column numbers the rows: it is called so, and goes up or down by one from each row to the next. A count
+    of visits may do the same."""
+    if not ROW_TITLES.match(name.lower()) or not all(map(str.isdigit, texts)):
         return False
     steps = {int(b) - int(a) for a, b in pairwise(texts)}
     return steps in ({1}, {-1})
@@ -302,10 +320,10 @@ def _check(values: Floats, place: str) -> None:
     known = values[np.isfinite(values)]
     if len(known) and np.abs(known).max() > LARGEST_VALUE:
         raise ValueError(f"{place} holds {np.abs(known).max():g}, too large to be forecast; give a larger unit.")
-    if len(known) < 10:
+    if len(known) < FEWEST_VALUES:
         raise ValueError(
-            f"{place} has {len(known)} values; 10 or more are needed. Give a row for each time: where times are "
-            "headings, turn rows and columns round."
+            f"{place} has {len(known)} values; {FEWEST_VALUES} or more are needed. Give a row for each time: where "
+            "times are headings, turn rows and columns round."
         )
 
 
