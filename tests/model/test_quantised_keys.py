@@ -70,7 +70,8 @@ def test_settings_that_say_nothing_of_the_weights(caplog: pytest.LogCaptureFixtu
     silent = {
         "gptq-4-32": {"sym": True, "true_sequential": True, "damp_percent": 0.01, "meta": {"quantizer": ["x:1"]},
                       "pack_dtype": "int32", "lm_head": False, "modules_in_block_to_quantize": [["mlp.up_proj"]]},
-        "awq-32": {"zero_point": True, "modules_to_not_convert": ["lm_head"], "do_fuse": False},
+        "awq-32": {"zero_point": True, "modules_to_not_convert": ["lm_head"], "do_fuse": False,
+                    "format": "GEMM"},
         "fp8-blocks": {"activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0", "ignored_layers": [],
                        "dequantize": True},
         "ct-4-32": {"quantization_status": "compressed", "kv_cache_scheme": None, "version": "0.9",

@@ -71,6 +71,7 @@ def test_every_key_and_tensor(family: str, tmp_path: Path, record_property: Any)
                                             "original_max_position_embeddings": 128}),
         ("olmo3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}),
         ("llama", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}),
+        ("granite_swa", "rope_parameters", {**BY_KIND, "rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}),
     ],
 )  # fmt: skip
 def test_keys_that_programs_read_differently(family: str, key: str, value: Any, tmp_path: Path) -> None:
@@ -98,6 +99,8 @@ def test_a_part_of_each_head_is_rotated_where_all_programs_do(tmp_path: Path) ->
         ("olmo3", {"rope_parameters": {**BY_KIND, "rope_theta": 1e4, "rope_type": "default"}}),
         ("llama", {"rope_parameters": {"full_attention": PLAIN, **PLAIN}}),
         ("llama", {"rope_parameters": {"full_attention": PLAIN}}),
+        ("llama", {"rope_parameters": {**BY_KIND, "sliding_attention": {**PLAIN, "rope_theta": 5e5}, **PLAIN}}),
+        ("mistral", {"rope_parameters": {**BY_KIND, "full_attention": {**PLAIN, "rope_theta": 5e5}, **PLAIN}}),
         ("granite_swa", {"rope_parameters": {**BY_KIND, "rope_theta": 3e4, "rope_type": "default"}}),
     ],
 )

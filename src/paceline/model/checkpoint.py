@@ -106,10 +106,12 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
             "it again."
         ) from None
     try:
-        if FAMILIES[raw["model_type"]].varied:
+        family = FAMILIES[raw["model_type"]]
+        if family.varied:
             config = by_layer(config)
-        checks.check(config)
-        if not (FAMILIES[raw["model_type"]].varied or FAMILIES[raw["model_type"]].latent):
+        slides = bool(family.window and getattr(config, family.window))
+        checks.check(config, "sliding_attention" if slides else "full_attention")
+        if not (family.varied or family.latent):
             checks.check_rotated(config)
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:

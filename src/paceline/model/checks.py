@@ -66,8 +66,9 @@ def check_raw(raw: Mapping[str, Any]) -> None:
                 positive(name, params.get(name))  # transformers divides by them
 
 
-def check(config: Any) -> None:
-    """All numbers of a config that transformers parsed. Raises CheckpointError naming file and field."""
+def check(config: Any, kind: str = "full_attention") -> None:
+    """All numbers of a config that transformers parsed; `kind`: of all layers, where it names none. Raises
+    CheckpointError naming file and field."""
     attends = attends_somewhere(config)
     for name, most in SIZES.items():
         dense = name != "intermediate_size" or hasattr(config, name)  # some mixtures have no dense part
@@ -101,12 +102,12 @@ def check(config: Any) -> None:
     params = config.rope_parameters
     if not isinstance(params, dict):
         refuse("rope_parameters", params, "an object")
-    check_kinds(config, params)
+    check_kinds(config, params, kind)
     for it in scalings(params):
         check_rope(it, width)
 
 
-def check_kinds(config: Any, params: Mapping[str, Any]) -> None:
+def check_kinds(config: Any, params: Mapping[str, Any], kind: str) -> None:
     """Raise CheckpointError where rotations for kinds of layers and what lies next to them say different things."""
     each = {key: it for key, it in params.items() if isinstance(it, dict)}
     flat = {"rope_type": params.get("type", "default")} | {
@@ -114,12 +115,13 @@ def check_kinds(config: Any, params: Mapping[str, Any]) -> None:
     }
     known = getattr(config, "_rope_type_labels", None) or getattr(config, "layer_types", None) or ()
     if each and not any(key in known for key in each):  # transformers reads what lies next to them
-        for key, it in each.items():
-            if {"rope_type": it.get("type", "default"), **it} != flat:
-                raise CheckpointError(
-                    f"{FILE}: rope_parameters has {key[:40]}, but a {config.model_type} model has no kinds of layers; "
-                    "put its keys in its place if all layers rotate so."
-                )
+        own = each.get(kind, flat)
+        if {"rope_type": own.get("type", "default"), **own} != flat:
+            raise CheckpointError(
+                f"{FILE}: rope_parameters has {kind}, but a {config.model_type} model has no kinds of layers; put its "
+                "keys in its place if all layers rotate so."
+            )
+        return
     outside = [
         key for key, it in flat.items()
         if each and (key, it) != ("rope_type", "default") and all(own.get(key) != it for own in each.values())
