@@ -60,8 +60,7 @@ def holds_head(path: Path) -> bool:
         family = FAMILIES.get(str(text_config(read_json(path / CONFIG)).get("model_type")))
         if family is None or not family.mtp:
             return False
-    found = open_tensors(path).ahead()
-    return bool(found) and (path.suffix == ".gguf" or any(name.startswith(f"{MTP_PREFIX}fc.") for name in found))
+    return bool(open_tensors(path).ahead())
 
 
 @HEADS.register(MTP, HeadCard("the layer for further tokens that comes with a model"))
