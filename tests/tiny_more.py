@@ -461,7 +461,8 @@ MORE: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "head_dim": 16,
         "sliding_window": 7,
-        "layer_types": ["conv", "sliding_attention"],
+        "num_hidden_layers": 3,
+        "layer_types": ["conv", "sliding_attention", "full_attention"],
     },
     "sarvam_mla": {
         "model_type": "sarvam_mla",

@@ -52,13 +52,28 @@ def test_settings_of_another_form(name: str, changes: dict[str, Any]) -> None:
     assert str(caught.value).endswith(".") and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"pre_quant_scale": True}, "pre_quant_scale is True, .* is not served; a checkpoint without it is."),
+        ({"quant_algo": "NVFP4_AWQ", "pre_quant_scale": True}, "quant_algo is NVFP4_AWQ, .*; FP8 and NVFP4 are."),
+        ({"checkpoint_weight_scale_layout": "x"}, "layout is x, .* is not served; linear is."),
+    ],
+)
+def test_what_is_said_of_settings(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(CheckpointError, match=said):
+        scheme_of({"quantization_config": CASES["modelopt-nvfp4"][0] | changes})
+
+
 def test_settings_that_say_nothing_of_the_weights(caplog: pytest.LogCaptureFixture) -> None:
     """Whatever published checkpoints say next to it; a key that nobody knows is warned about."""
     silent = {
         "gptq-4-32": {"sym": True, "true_sequential": True, "damp_percent": 0.01, "meta": {"quantizer": ["x:1"]},
                       "pack_dtype": "int32", "lm_head": False, "modules_in_block_to_quantize": [["mlp.up_proj"]]},
-        "awq-32": {"zero_point": True, "modules_to_not_convert": ["lm_head"], "do_fuse": False},
-        "fp8-blocks": {"activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0", "ignored_layers": []},
+        "awq-32": {"zero_point": True, "modules_to_not_convert": ["lm_head"], "do_fuse": False,
+                    "format": "GEMM"},
+        "fp8-blocks": {"activation_scheme": "dynamic", "fmt": "e4m3", "scale_fmt": "ue8m0", "ignored_layers": [],
+                       "dequantize": True},
         "ct-4-32": {"quantization_status": "compressed", "kv_cache_scheme": None, "version": "0.9",
                     "global_compression_ratio": 1.6},
         "modelopt-fp8": {"producer": {"name": "modelopt"}, "ignore": ["lm_head"], "kv_cache_quant_algo": "FP8"},
@@ -162,9 +177,20 @@ def test_members_of_activations(made: Made, tmp_path: Path) -> None:
     weights: dict[str, Tensor] = load_file(small / "model.safetensors")
     at = "model.layers.0."
     beside = [f"{at}mlp.up_proj.input_scale", f"{at}mixer.k_proj.k_scale", f"{at}self_attn.v_scale"]
+    beside += [f"{at}self_attn.kv_scale", f"{at}self_attn.attn.kv_scale", "lm_head.input_scale"]
     save_file({**weights, **{it: torch.tensor(2.0) for it in beside}}, small / "model.safetensors")
     torch.testing.assert_close(logits(small), logits(dense), rtol=1e-5, atol=1e-5)
-    for name in ("mlp.router.input_scale", "mlp.output_scale", "input_layernorm.k_scale"):
+    left, whole = f"{at}self_attn.o_proj", load_file(dense / "model.safetensors")
+    as_it_is = {name: it for name, it in weights.items() if not name.startswith(left)}
+    as_it_is |= {f"{left}.weight": whole[f"{left}.weight"], f"{left}.input_scale": torch.tensor(2.0)}
+    save_file(as_it_is, small / "model.safetensors")
+    torch.testing.assert_close(logits(small), logits(dense), rtol=1e-5, atol=1e-5)
+    for name in (
+        "mlp.router.input_scale",
+        "input_layernorm.input_scale",
+        "mlp.output_scale",
+        "input_layernorm.k_scale",
+    ):
         save_file({**weights, at + name: torch.tensor(2.0)}, small / "model.safetensors")
         with pytest.raises(CheckpointError, match="no place for"):
             load_model(small, dtype="float32", cache=False)

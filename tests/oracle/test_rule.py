@@ -31,6 +31,10 @@ def families(whole: bool) -> list[Any]:
     return [pytest.param(name, marks=pytest.mark.full) for name in EVERY] if whole else SOME
 
 
+PLAIN = {"rope_type": "default", "rope_theta": 1e4}
+BY_KIND = {"full_attention": PLAIN, "sliding_attention": PLAIN}
+
+
 def options(family: str) -> dict[str, Any]:
     """What three layers need."""
     if family == "gemma4_text":
@@ -63,10 +67,11 @@ def test_every_key_and_tensor(family: str, tmp_path: Path, record_property: Any)
         ("qwen3", "partial_rotary_factor", 0.5),
         ("mixtral", "rope_parameters", {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0,
                                         "partial_rotary_factor": 0.25}),
-        ("mamba2", "rescale_prenorm_residual", True),
         ("llama4_text", "rope_parameters", {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0,
                                             "original_max_position_embeddings": 128}),
         ("olmo3", "rope_parameters", {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0}),
+        ("llama", "rope_parameters", {"full_attention": {"rope_type": "default", "rope_theta": 1e6}}),
+        ("granite_swa", "rope_parameters", {**BY_KIND, "rope_theta": 1e4, "rope_type": "linear", "factor": 2.0}),
     ],
 )  # fmt: skip
 def test_keys_that_programs_read_differently(family: str, key: str, value: Any, tmp_path: Path) -> None:
@@ -84,6 +89,41 @@ def test_a_part_of_each_head_is_rotated_where_all_programs_do(tmp_path: Path) ->
     change(path, rope_parameters={"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5})
     found, expected = ours(path), theirs(path)
     assert isinstance(expected, torch.Tensor) and close(found, expected) and not close(found, before)
+
+
+@pytest.mark.parametrize(
+    ("family", "fields"),
+    [
+        ("mamba2", {"rescale_prenorm_residual": True}),  # says what weights are before a training
+        ("olmo3", {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+        ("olmo3", {"rope_parameters": {**BY_KIND, "rope_theta": 1e4, "rope_type": "default"}}),
+        ("llama", {"rope_parameters": {"full_attention": PLAIN, **PLAIN}}),
+        ("llama", {"rope_parameters": {"full_attention": PLAIN}}),
+        ("llama", {"rope_parameters": {**BY_KIND, "sliding_attention": {**PLAIN, "rope_theta": 5e5}, **PLAIN}}),
+        ("mistral", {"rope_parameters": {**BY_KIND, "full_attention": {**PLAIN, "rope_theta": 5e5}, **PLAIN}}),
+        ("granite_swa", {"rope_parameters": {**BY_KIND, "rope_theta": 3e4, "rope_type": "default"}}),
+    ],
+)
+def test_keys_that_change_nothing(family: str, fields: dict[str, Any], tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, family, vocab=96, with_tokenizer=False)
+    change(path, **fields)
+    found = ours(path)
+    if family == "mamba2":  # transformers 5 would multiply the weights that it has read
+        change(path, rescale_prenorm_residual=False)
+    assert close(found, theirs_of(path))
+
+
+def theirs_of(path: Path) -> torch.Tensor:
+    found = theirs(path)
+    assert isinstance(found, torch.Tensor)
+    return found
+
+
+def test_the_default_rotations_of_lfm3(tmp_path: Path) -> None:
+    """Those of whole texts turn a part of each head, which the kind of the rotation says."""
+    path = tiny_checkpoint(tmp_path, "lfm3", vocab=96, with_tokenizer=False)
+    assert json.loads((path / "config.json").read_text())["rope_parameters"]["full_attention"]["partial_rotary_factor"]
+    assert close(ours(path), theirs_of(path))
 
 
 def change(path: Path, **fields: Any) -> None:

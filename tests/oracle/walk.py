@@ -27,8 +27,9 @@ OTHER_NAMES = {"silu": "gelu_pytorch_tanh", "gelu_pytorch_tanh": "silu", "relu2"
 MODEL_KEYS = ("is_decoder", "add_cross_attention", "cross_attention_hidden_size", "is_encoder_decoder", "pruned_heads",
               "architectures", "model_type", "dtype", "torch_dtype", "per_layer_config")  # fmt: skip
 """Keys by which transformers chooses another class of model, or none: their values are no number of a model."""
-WRITTEN_OVER = {"youtu": ("pad_token_id",)}
-"""Keys by which transformers writes over weights that it has loaded, by family: zeros in the row of this token."""
+WRITTEN_OVER = {"youtu": ("pad_token_id",), "mamba2": ("rescale_prenorm_residual",)}
+"""Keys by which transformers writes over weights that it has loaded, by family: zeros in the row of this token, and the
+factor of weights that nobody has trained yet."""
 KEYS_OF_ALL: tuple[tuple[str, Any], ...] = (
     ("is_causal", False), ("partial_rotary_factor", 0.5), ("rope_theta", 5e5),
     ("rope_scaling", {"rope_type": "linear", "factor": 4.0}), ("rope_scaling", {"type": "dynamic", "factor": 4.0}),

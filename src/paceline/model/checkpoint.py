@@ -1,6 +1,6 @@
 """A checkpoint on disk or hub: where it is, what its config says, and its tensors, read by mmap."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,7 @@ from paceline.model.recognise import AHEAD_LISTED, HEADS_APART, family_of, text_
 from paceline.model.shards import SHARD_INDEX, check_complete, shard_names
 from paceline.model.spec import ModelSpec
 from paceline.model.stacked import Scales, expert_part
-from paceline.model.tensor_names import of_further, of_stack, of_text, renamed
+from paceline.model.tensor_names import number_of_layer, of_further, of_stack, of_text, renamed
 
 WANTED = ("*.json", "*.safetensors", "*.jinja", "*.model", "*.txt")
 TWICE = ("consolidated*", "original/*")
@@ -106,10 +106,12 @@ def parsed_spec(path: Path, raw: dict[str, Any], max_len: int | None) -> ModelSp
             "it again."
         ) from None
     try:
-        if FAMILIES[raw["model_type"]].varied:
+        family = FAMILIES[raw["model_type"]]
+        if family.varied:
             config = by_layer(config)
-        checks.check(config)
-        if not (FAMILIES[raw["model_type"]].varied or FAMILIES[raw["model_type"]].latent):
+        slides = bool(family.window and getattr(config, family.window))
+        checks.check(config, "sliding_attention" if slides else "full_attention")
+        if not (family.varied or family.latent):
             checks.check_rotated(config)
         most = checks.longest(config)
         if max_len is not None and not 0 < max_len <= most:
@@ -161,14 +163,10 @@ class Tensors:
         self.stored_as: dict[str, str] = {}
         """Names in the files, of tensors that have another one here."""
         self.place: dict[str, str] = {}
-        pictures, kind = text_config(config) is not config, str(config.get("model_type"))
         there = list(self.names())
-        check_complete(path, (theirs for _, _, theirs in there))
+        check_complete(path, self.files, (theirs for _, _, theirs in there), lambda it: read_in_a_pass(it, config))
         for file, known, theirs in there:
-            name = of_text(known) if pictures else renamed(known, kind)
-            if name is None or of_further(name, text_config(config)):
-                continue
-            if kind in AHEAD_LISTED and name.startswith(MTP_PREFIX):
+            if (name := kept_name(known, config)) is None:
                 continue
             if name != theirs:
                 self.stored_as[name] = theirs
@@ -347,7 +345,11 @@ class Tensors:
         marked = f"{stem}.{self.scheme.mark}"
         of_layer = marked in self.place and (self.scheme.mark != "weight" or self.kind(marked).startswith(("F8", "I8")))
         fused = stem in self.place or f"{stem}_blocks" in self.place
-        return of_layer or fused or (member in HEAD_MEMBERS and ("att" in stem or stem.endswith("_proj")))
+        if of_layer or fused or (member in HEAD_MEMBERS and ("att" in stem or stem.endswith("_proj"))):
+            return True
+        weight = f"{stem}.weight"  # a layer that was left as it is
+        matrix = stem == "lm_head" or (weight in self.taken and len(self.shape(weight)) == 2)
+        return member not in HEAD_MEMBERS and matrix
 
     def says_nothing(self, name: str) -> bool:
         """Whether a tensor that nothing took is a bias of zeros alone, as GPTQ's writers add to each layer."""
@@ -366,6 +368,25 @@ class Tensors:
 
     def bytes(self) -> int:
         return sum((self.path / file).stat().st_size for file in self.files)
+
+
+def kept_name(name: str, config: Mapping[str, Any]) -> str | None:
+    """The name here of a file's tensor; None: it belongs to a part that is left out."""
+    text, kind = text_config(config), str(config.get("model_type"))
+    found = renamed(name, kind) if text is config else of_text(name)
+    if found is None or of_further(found, text) or (kind in AHEAD_LISTED and found.startswith(MTP_PREFIX)):
+        return None
+    return found
+
+
+def read_in_a_pass(name: str, config: Mapping[str, Any]) -> bool:
+    """Does a pass read a file's tensor of this name? A layer for further tokens is read by a drafter alone, which looks
+    for its parts itself."""
+    found, layers = kept_name(name, config), text_config(config).get("num_hidden_layers")
+    if found is None or of_text(name) is None or found.startswith(MTP_PREFIX):
+        return False
+    number = number_of_layer(found)
+    return number is None or not isinstance(layers, int) or number < layers
 
 
 class ZooTensors(Tensors):

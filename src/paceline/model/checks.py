@@ -66,8 +66,9 @@ def check_raw(raw: Mapping[str, Any]) -> None:
                 positive(name, params.get(name))  # transformers divides by them
 
 
-def check(config: Any) -> None:
-    """All numbers of a config that transformers parsed. Raises CheckpointError naming file and field."""
+def check(config: Any, kind: str = "full_attention") -> None:
+    """All numbers of a config that transformers parsed; `kind`: of all layers, where it names none. Raises
+    CheckpointError naming file and field."""
     attends = attends_somewhere(config)
     for name, most in SIZES.items():
         dense = name != "intermediate_size" or hasattr(config, name)  # some mixtures have no dense part
@@ -101,21 +102,43 @@ def check(config: Any) -> None:
     params = config.rope_parameters
     if not isinstance(params, dict):
         refuse("rope_parameters", params, "an object")
-    each = scalings(params)
-    outside = [key for key in params if each[0] is not params and key in ("rope_type", "type", *ROPE_POSITIVE)]
+    check_kinds(config, params, kind)
+    for it in scalings(params):
+        check_rope(it, width)
+
+
+def check_kinds(config: Any, params: Mapping[str, Any], kind: str) -> None:
+    """Raise CheckpointError where rotations for kinds of layers and what lies next to them say different things."""
+    each = {key: it for key, it in params.items() if isinstance(it, dict)}
+    flat = {"rope_type": params.get("type", "default")} | {
+        key: params[key] for key in ("rope_type", *ROPE_POSITIVE) if params.get(key) is not None
+    }
+    known = getattr(config, "_rope_type_labels", None) or getattr(config, "layer_types", None) or ()
+    if each and not any(key in known for key in each):  # transformers reads what lies next to them
+        own = each.get(kind, flat)
+        if {"rope_type": own.get("type", "default"), **own} != flat:
+            raise CheckpointError(
+                f"{FILE}: rope_parameters has {kind}, but a {config.model_type} model has no kinds of layers; put its "
+                "keys in its place if all layers rotate so."
+            )
+        return
+    outside = [
+        key for key, it in flat.items()
+        if each and (key, it) != ("rope_type", "default") and all(own.get(key) != it for own in each.values())
+    ]  # fmt: skip
+    if "layer_rope_theta" in vars(config) and "rope_theta" in outside:
+        outside.remove("rope_theta")  # the base of the layers that name none
     if outside:
         raise CheckpointError(
             f"{FILE}: rope_parameters has {', '.join(outside)} next to what it says of each kind of layers, where it "
             "is not read; put it into the kinds that it is meant for."
         )
-    for it in each:
-        check_rope(it, width)
 
 
 def check_rotated(config: Any) -> None:
     """Raise CheckpointError where a part of each head would be rotated, but not by all programs."""
     for it in scalings(getattr(config, "rope_parameters", None) or {}):
-        part = it.get("partial_rotary_factor")
+        part = None if it.get("rope_type") == "proportional" else it.get("partial_rotary_factor")  # else all read it
         if part not in (None, 1) and config.model_type not in PARTLY_ROTATED:
             raise CheckpointError(
                 f"{FILE}: partial_rotary_factor is {part}, which some programs use in a {config.model_type} model and "

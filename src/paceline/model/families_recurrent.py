@@ -83,7 +83,6 @@ RECURRENT_FAMILIES: dict[str, Family] = {
         norm_eps="layer_norm_epsilon",
         layer_types=True,
         feedless=True,
-        refused=("rescale_prenorm_residual",),
         mamba=MambaFields(
             "num_heads", "head_dim", "n_groups", "state_size", "conv_kernel", "use_conv_bias", "use_bias", "use_bias"
         ),

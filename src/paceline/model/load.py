@@ -164,6 +164,11 @@ def fresh(
     if unknown := sorted(
         name for name in left if not (loader.elsewhere(name) or loader.unread(name) or loader.turns_so(name))
     ):
+        if unknown[0].endswith("rotary_emb.inv_freq"):
+            raise CheckpointError(
+                f"{path} holds {unknown[0]}, frequencies of another rotation than config.json describes, and programs "
+                "differ on which they use; correct rope_theta or the rope scaling, or take the tensor out."
+            )
         raise CheckpointError(
             f"{path} holds {len(unknown)} tensors that a {spec.family} model has no place for, such as {unknown[0]}; "
             "the weights and the config are of different models."

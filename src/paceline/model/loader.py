@@ -18,20 +18,21 @@ from paceline.model.family import Names
 from paceline.model.fingerprint import Fingerprint, identity
 from paceline.model.gguf import GgufTensors
 from paceline.model.groups import stack
+from paceline.model.json_files import read_json
 from paceline.model.linear import Linear, Packing, WideMatrix
 from paceline.model.load_parts import PartLoader
 from paceline.model.norms import LayerNorm, Norm
 from paceline.model.packed import attention_inputs, by_head, by_kind, gates_last, halves, interleave
 from paceline.model.parts import Prepared, PreparedTable
 from paceline.model.progress import tracked
+from paceline.model.recognise import text_config
 from paceline.model.recurrent import DeltaSteps, GatedConv, GatedNorm, MambaSteps, Recurrence, TakenApart
+from paceline.model.rope import implied
 from paceline.model.spec import Attention, Both, Delta, Experts, Latent, Mamba, ModelSpec, Multipliers, ShortConv
 
 log = logging.getLogger("paceline")
 MASKED_LOGIT = -1e30
 """A logit that no draw survives, and a finite number in bfloat16."""
-STORED_ROUNDING = 0.01
-"""Relative difference of frequencies that were stored in bfloat16."""
 
 
 class Loader:
@@ -362,15 +363,12 @@ class Loader:
         return any(name.startswith(f"{it}.") for it in ours)
 
     def turns_so(self, name: str) -> bool:
-        """Is this tensor the frequencies of a rotation, as the config implies them, but for a factor of all?"""
+        """Is this tensor the frequencies of a rotation, as the config implies them, but for a factor of all, or as they
+        are before any scaling?"""
         if not name.endswith("rotary_emb.inv_freq") or isinstance(self.tensors, GgufTensors):
             return False
-        found = self.tensors.stored(name, None).double()
-        ours = [torch.tensor(it.rope.inverse, dtype=torch.float64) for it in self.spec.attentions]
-        return any(
-            it.shape == found.shape and torch.allclose(found * (it[0] / found[0]), it, STORED_ROUNDING, 0.0)
-            for it in ours
-        )
+        config = text_config(read_json(self.tensors.path / "config.json"))
+        return implied(self.tensors.stored(name, None), [it.rope for it in self.spec.attentions], config)
 
     def elsewhere(self, name: str) -> bool:
         """Is this tensor one of the experts that other processes hold?"""

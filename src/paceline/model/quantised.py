@@ -16,9 +16,10 @@ from paceline.model.groups import FP4, Groups
 from paceline.model.quantised_keys import check_keys
 
 Config = Mapping[str, Any]
-HEAD_MEMBERS = ("k_scale", "v_scale", "q_scale")
+HEAD_MEMBERS = ("k_scale", "v_scale", "q_scale", "kv_scale")
 SIDE_MEMBER = re.compile(
-    r"(.+)[._](input_scale|input_global_scale|input_zero_point|activation_scale|output_scale|k_scale|v_scale|q_scale)"
+    r"(.+)[._](input_scale|input_global_scale|input_zero_point|activation_scale|output_scale"
+    rf"|{'|'.join(HEAD_MEMBERS)})"
 )
 """Members by which others round activations, keys or values: they say nothing of the weights."""
 FLOAT8_TYPES = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
@@ -98,8 +99,9 @@ def scheme_of(config: Config) -> Scheme | None:
             f"this checkpoint is quantised with {method or 'an unnamed method'}, which is not served; served are "
             f"{', '.join(QUANTISERS)}, and its float16, bfloat16 or float32 original."
         )
+    found = QUANTISERS[method](settings)
     check_keys(settings)
-    return QUANTISERS[method](settings)
+    return found
 
 
 def number(settings: Config, key: str, allowed: tuple[int, ...], default: int | None = None) -> int:

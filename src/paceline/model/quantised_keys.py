@@ -30,10 +30,9 @@ SERVED_SETTINGS: dict[str, dict[str, tuple[Any, ...]]] = {
         "adapter": SAYS_NOTHING,
     },
     "fp8": {
-        "fmt": (None, "e4m3", "e5m2", "float8_e4m3fn", "float8_e5m2"),
+        "fmt": (None, "e4m3", "e5m2", "e4m3fn", "float8_e4m3fn", "float8_e5m2"),
         "scale_fmt": (None, "float", "float32", "fp32", "ue8m0"),
         "expert_dtype": (None, "fp8"),
-        "dequantize": SAYS_NOTHING,
     },
     "modelopt": {
         "has_zero_point": SAYS_NOTHING,
@@ -70,11 +69,13 @@ def check_keys(settings: Mapping[str, Any]) -> None:
     warned about."""
     method = {"fbgemm_fp8": "fp8"}.get(str(settings.get("quant_method")), str(settings.get("quant_method")))
     known = SERVED_SETTINGS.get(method, {})
-    for key, value in settings.items():
+    for key, given in settings.items():
+        value = given.lower() if isinstance(given, str) else given
         if key in known and not any(value is it or (type(value) is type(it) and value == it) for it in known[key]):
-            served = " or ".join(str(it) for it in known[key] if it is not None) or "a checkpoint without it"
+            words = [str(it) for it in known[key] if it is not None]
+            served = "a checkpoint without it" if known[key] is SAYS_NOTHING else " or ".join(words)
             raise CheckpointError(
-                f"config.json: quantization_config.{key} is {str(value)[:40]}, which changes what the weights mean and "
+                f"config.json: quantization_config.{key} is {str(given)[:40]}, which changes what the weights mean and "
                 f"is not served; {served} is."
             )
     unknown = sorted(key for key, it in settings.items() if key not in known and key not in SILENT_SETTINGS and it)

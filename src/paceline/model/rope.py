@@ -1,7 +1,7 @@
 """Rotary frequencies with their scaling, fixed at load; float32 throughout, to the bit as transformers."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -12,6 +12,10 @@ from paceline.model.checks import positive
 from paceline.model.spec import Rope
 
 Params = Mapping[str, Any]
+BASES, USUAL_BASE = ("rope_theta", "rope_local_base_freq", "rotary_emb_base"), 1e4
+"""Keys with the base of frequencies, and the base where none is named."""
+STORED_ROUNDING, LEAST_STORED_STEP = 0.01, 6e-8
+"""Relative difference of frequencies that were stored in bfloat16, and the difference in float16 of small ones."""
 
 
 def rope(params: Params, head_dim: int, trained_len: int, max_len: int) -> Rope:
@@ -52,6 +56,29 @@ def without_scales(params: dict[str, Any], max_len: int) -> dict[str, Any]:
     rest = {key: it for key, it in params.items() if key not in ("long_mscale", "short_mscale")}
     positive(name, params[name])
     return {**rest, "attention_factor": params[name]}
+
+
+def implied(found: Tensor, turns: Iterable[Rope], config: Params) -> bool:
+    """Are these stored frequencies those of a rotation, but for a factor of all and rounding, or those of a base in a
+    raw config before any scaling?"""
+    found = found.double().flatten()
+    ours = [torch.tensor(it.inverse, dtype=torch.float64) for it in turns if it.inverse[0]]
+    if found.shape in [it.shape for it in ours]:
+        powers = torch.arange(len(found), dtype=torch.float64) / len(found)
+        ours += [base**-powers for base in [*bases(config)] or [USUAL_BASE]]
+    return not ours or any(
+        it.shape == found.shape and torch.allclose(found * (it[0] / found[0]), it, STORED_ROUNDING, LEAST_STORED_STEP)
+        for it in ours
+    )
+
+
+def bases(config: Params) -> Iterator[float]:
+    """Bases of all rotations that a raw config names."""
+    for key, value in config.items():
+        if isinstance(value, Mapping):
+            yield from bases(value)
+        elif key in BASES and isinstance(value, int | float) and value > 0:
+            yield float(value)
 
 
 def refuse_unused(kind: str, params: Params) -> None:

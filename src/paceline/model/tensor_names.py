@@ -6,6 +6,7 @@ from typing import Any
 
 from paceline.model.families import FAMILIES
 
+LAYER_NUMBER = re.compile(r"(?:model|backbone)\.layers\.(\d+)\.")
 STACKED = re.compile(r"(.+)#(\d+)(\.\w+)")
 TEXT_PREFIXES = (
     ("model.language_model.", "model."),
@@ -63,6 +64,12 @@ def of_authors(module: str, kind: str) -> str:
     for theirs, ours in AUTHORS_NAMES.get(kind, ()):
         name = name.replace(ours, theirs)
     return name[:-1]
+
+
+def number_of_layer(name: str) -> int | None:
+    """Number of the layer that a tensor belongs to, by its name; None: to no layer."""
+    found = LAYER_NUMBER.match(name)
+    return None if found is None else int(found[1])
 
 
 def of_further(name: str, config: Mapping[str, Any]) -> bool:
