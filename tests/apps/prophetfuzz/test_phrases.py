@@ -55,6 +55,7 @@ OPTIONS
         ("Not only with -b.", set()),
         ("Valid without -b.", set()),
         ("Do so, but never with -b.", set()),
+        ("do not write empty files with '-b'", {("all", "--all", "--both")}),
         ("Cannot be used with -b unless -c is given.", set()),
         ("-a and -b are mutually exclusive.", {("conflict", "--all", "--both")}),
         ("The -a and -b options are mutually exclusive.", {("conflict", "--all", "--both")}),

@@ -73,7 +73,7 @@ PHRASE_NEEDS = forms(
     rf"^without {PHRASE_SEVERAL},? (?:this(?: option)?|it) {PHRASE_IS_VAIN}",
     rf"^when {PHRASE_SEVERAL} {PHRASE_SPECIFIED},",
     rf"(?:to use|to be used|used only|only has effect) when {PHRASE_SEVERAL} {PHRASE_SPECIFIED}",
-    rf"^(?:do|immediately)\b(?:(?! (?:not|never|no|but) ).)* with {PHRASE_SEVERAL}\.?$",
+    rf"^(?!do not (?:use|combine|give|specify|mix|work)\b)(?:do|immediately)\b(?:(?! (?:never|no|but) ).)* with {PHRASE_SEVERAL}\.?$",
 )
 """In an option's own text: it has its effect only with those named."""
 PHRASE_UNLIKE_NEEDS = re.compile(r"\b(?:without|otherwise|not used together)\b", re.IGNORECASE)
