@@ -97,3 +97,19 @@ def test_sentences_that_are_no_options_own(note: str, said: set[tuple[str, ...]]
     assert [o.key for o in page.options] == ["--all", "--both", "--color"] and (bool(page.notes) or not said)
     assert {r.of for r in stated(page) if r.kind == "conflict"} == said
     assert all(text in page.text() for text in page.notes)
+
+
+@pytest.mark.parametrize(
+    ("synopsis", "said"),
+    [
+        ("x [-a | --both] FILE", {("--all", "--both")}),
+        ("x {-a|-b|-c}", {("--all", "--both"), ("--all", "--color"), ("--both", "--color")}),
+        ("x [-a [N] | -c[=WHEN]]", {("--all", "--color")}),
+        ("x [[-a] [-b] | -c]", {("--all", "--color"), ("--both", "--color")}),
+        ("x [-a | --all] [-b] [-c]", set()),
+        ("x [-a | -b]...", set()),
+    ],
+)
+def test_alternatives_of_a_synopsis(synopsis: str, said: set[tuple[str, str]]) -> None:
+    page = f"SYNOPSIS\n       {synopsis}\n\n" + PAGE.format(text="All of them.", note="It does.")
+    assert {r.of for r in stated(parse(page, "x")) if r.kind == "conflict"} == said

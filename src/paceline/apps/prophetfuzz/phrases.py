@@ -10,6 +10,7 @@ from itertools import combinations, product
 
 from .constraints import Relation
 from .manual import Manual, named, sentences
+from .synopsis import alternatives
 
 PHRASE_ONE = (
     r"(?:the |option |options |-?- )*['\"]?--?[A-Za-z0-9][\w-]*(?:\[?=[^\s,;)]*)?['\"]?(?: \([^)]*\))?"
@@ -73,7 +74,8 @@ PHRASE_NEEDS = forms(
     rf"^without {PHRASE_SEVERAL},? (?:this(?: option)?|it) {PHRASE_IS_VAIN}",
     rf"^when {PHRASE_SEVERAL} {PHRASE_SPECIFIED},",
     rf"(?:to use|to be used|used only|only has effect) when {PHRASE_SEVERAL} {PHRASE_SPECIFIED}",
-    rf"^(?!do not (?:use|combine|give|specify|mix|work)\b)(?:do|immediately)\b(?:(?! (?:never|no|but) ).)* with {PHRASE_SEVERAL}\.?$",
+    rf"^(?!do not (?:use|combine|give|specify|mix|work)\b)(?:do|immediately)\b(?:(?! (?:never|no|but) ).)*"
+    rf" with {PHRASE_SEVERAL}\.?$",
 )
 """In an option's own text: it has its effect only with those named."""
 PHRASE_UNLIKE_NEEDS = re.compile(r"\b(?:without|otherwise|not used together)\b", re.IGNORECASE)
@@ -122,6 +124,7 @@ def stated(manual: Manual) -> tuple[Relation, ...]:
     """Relations by keys of options, without doubles, conflicts first."""
     found = {r for o in manual.options for r in of_option(o.key, o.text, manual)}
     found |= {r for note in manual.notes for r in of_note(note, manual)}
+    found |= {Relation("conflict", pair) for pair in alternatives(manual)}
     return tuple(sorted(found, key=lambda r: (r.kind != "conflict", r.of, r.kind)))
 
 
