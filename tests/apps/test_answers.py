@@ -106,7 +106,7 @@ def test_an_empty_object_is_no_query_and_no_prediction(tmp_path: Path) -> None:
     done = run("text2sql", tmp_path, lambda body: "{}")
     assert done.exit_code == 1 and "No table" in done.output and "1 of 1 answers were the model's" in done.output
     done = run("surge", tmp_path, lambda body: "{}")
-    assert "run: no confidence came" in done.output and "NameError" in done.output, "what was run, not what was said"
+    assert "is not trusted" in done.output and "NameError" in done.output, "what was run, not what was said"
 
 
 def test_a_server_that_sends_no_completion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,6 +37,46 @@ OPTIONS
         ("The option --color is required and the option --both is recommended.", {("all", "--all", "--color")}),
         ("Can be used with -b. When used with -c, colors them. Like -b, but more. See also -c.", set()),
         ("with -b, all of them; without -b, some", set()),
+        ("Do not use with -b.", {("conflict", "--all", "--both")}),
+        ("Never combine this with -b.", {("conflict", "--all", "--both")}),
+        ("It is not to be used together with -b.", {("conflict", "--all", "--both")}),
+        ("Do not give -b with this option.", {("conflict", "--all", "--both")}),
+        ("Must not be used if -b is given.", {("conflict", "--all", "--both")}),
+        ("If --both is given, this option is ignored.", {("conflict", "--all", "--both")}),
+        ("Only useful when -b is not given.", {("conflict", "--all", "--both")}),
+        ("Requires that --both not be given.", {("conflict", "--all", "--both")}),
+        ("This does not require --both.", set()),
+        ("It no longer needs -b.", set()),
+        ("Neither -c nor -b is required.", set()),
+        ("No longer conflicts with -b.", set()),
+        ("It does not in itself conflict with -b.", set()),
+        ("It doesn't override -b.", set()),
+        ("Is not ignored when -b is given.", set()),
+        ("Not only with -b.", set()),
+        ("Valid without -b.", set()),
+        ("Do so, but never with -b.", set()),
+        ("do not write empty files with '-b'", {("all", "--all", "--both")}),
+        ("Cannot be used with -b unless -c is given.", set()),
+        ("-a and -b are mutually exclusive.", {("conflict", "--all", "--both")}),
+        ("The -a and -b options are mutually exclusive.", {("conflict", "--all", "--both")}),
+        ("Only one of -a and -b may be given.", {("conflict", "--all", "--both")}),
+        ("It is an error to specify both -a and -b.", {("conflict", "--all", "--both")}),
+        ("It is an error to use this option with -b.", {("conflict", "--all", "--both")}),
+        ("Give -a or -b, but not both.", {("conflict", "--all", "--both")}),
+        ("-a and -b may not both be given.", {("conflict", "--all", "--both")}),
+        ("It is not an error to specify both -a and -b.", set()),
+        ("-a and -b are not mutually exclusive.", set()),
+        ("More than one of -a and -b may be given.", set()),
+        ("Works only in combination with --both.", {("all", "--all", "--both")}),
+        ("Requires that --both be given.", {("all", "--all", "--both")}),
+        ("Requires either -b or -c.", {("any", "--all", "--both", "--color")}),
+        ("If --both is not specified, this option is ignored.", {("all", "--all", "--both")}),
+        ("Unless --both is given, this option has no effect.", {("all", "--all", "--both")}),
+        ("Without --both, this option is ignored.", {("all", "--all", "--both")}),
+        ("Ignored if -b is not given.", {("all", "--all", "--both")}),
+        ("Ignored if neither -b nor -c is given.", {("any", "--all", "--both", "--color")}),
+        ("Cannot be used without -b.", {("all", "--all", "--both")}),
+        ("Not valid without -b.", {("all", "--all", "--both")}),
     ],
 )  # fmt: skip
 def test_an_options_own_text(text: str, said: set[tuple[str, ...]]) -> None:
@@ -57,3 +97,19 @@ def test_sentences_that_are_no_options_own(note: str, said: set[tuple[str, ...]]
     assert [o.key for o in page.options] == ["--all", "--both", "--color"] and (bool(page.notes) or not said)
     assert {r.of for r in stated(page) if r.kind == "conflict"} == said
     assert all(text in page.text() for text in page.notes)
+
+
+@pytest.mark.parametrize(
+    ("synopsis", "said"),
+    [
+        ("x [-a | --both] FILE", {("--all", "--both")}),
+        ("x {-a|-b|-c}", {("--all", "--both"), ("--all", "--color"), ("--both", "--color")}),
+        ("x [-a [N] | -c[=WHEN]]", {("--all", "--color")}),
+        ("x [[-a] [-b] | -c]", {("--all", "--color"), ("--both", "--color")}),
+        ("x [-a | --all] [-b] [-c]", set()),
+        ("x [-a | -b]...", set()),
+    ],
+)
+def test_alternatives_of_a_synopsis(synopsis: str, said: set[tuple[str, str]]) -> None:
+    page = f"SYNOPSIS\n       {synopsis}\n\n" + PAGE.format(text="All of them.", note="It does.")
+    assert {r.of for r in stated(parse(page, "x")) if r.kind == "conflict"} == said

@@ -12,7 +12,7 @@ from paceline.apps.common.confidence import of_part
 from paceline.apps.common.sandbox import unavailable
 from paceline.apps.surge.ask import SURGE_SYSTEM, SurgeRecord, prompt
 from paceline.apps.surge.command import app
-from paceline.apps.surge.extract import answer, span
+from paceline.apps.surge.extract import answer, is_answer, span
 from paceline.apps.surge.items import SurgeItem, question, write
 from paceline.apps.surge.table import NEVER_SURE, floors, line, summary, threshold_for, unsure
 from tests.apps.scripted import scripted
@@ -203,3 +203,21 @@ def test_a_threshold_is_the_least_confidence_that_was_right_often_enough(tmp_pat
     ]
     refused = CliRunner().invoke(app, args)
     assert refused.exit_code == 2 and "was measured with --samples 4" in refused.output
+
+
+@pytest.mark.parametrize(
+    ("reply", "is_one"),
+    [("```", False), ("```\n```", False), ("Output:\n```\n", False), ("Output:\n```\n6\n", False), ("", False),
+     ("Output:\n```\n6\n```", True), ("Thought: x\n```py\ny\n```\nOutput: `6`", True), ("6", True)],
+)  # fmt: skip
+def test_a_bare_or_unclosed_fence_is_no_answer(reply: str, is_one: bool) -> None:
+    assert is_answer(reply) == is_one
+
+
+@pytest.mark.skipif(bool(unavailable()), reason=f"no sandbox here: {unavailable()}")
+def test_without_a_measured_run_the_program_is_run(tmp_path: Path) -> None:
+    (tmp_path / "main.sh").write_text("echo 42")
+    with scripted(lambda body: "Output:\n```\n41\n```") as (url, _):
+        found = invoke("predict", str(tmp_path / "main.sh"), "--command", "sh main.sh", "--url", url)
+    assert (found["source"], found["output"], found["predicted"]) == ("run", "42", "41")
+    assert "not trusted: no measured run" in found["why"]

@@ -22,6 +22,7 @@ from typing import Annotated, Any, get_type_hints
 
 import typer
 
+from .address import without_secret
 from .client import AppClient, CallError
 from .own import own_server, serves
 from .tape import Tape, TapeError
@@ -128,7 +129,8 @@ def errors() -> Iterator[None]:
     except OSError as error:
         if error.filename is None:
             raise
-        typer.echo(f"Error: {error.filename}: {error.strerror}; give a place that can be read and written.", err=True)
+        place = without_secret(error.filename)
+        typer.echo(f"Error: {place}: {error.strerror}; give a place that can be read and written.", err=True)
         raise typer.Exit(2) from error
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

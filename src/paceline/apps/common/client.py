@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 
+from .address import without_secret
 from .tape import Tape
 from .usage import Usage, UsageTally
 
@@ -85,6 +86,11 @@ class AppClient:
     _http: httpx2.AsyncClient | None = None
     _slots: asyncio.Semaphore | None = None
 
+    @property
+    def shown(self) -> str:
+        """The server's address for messages."""
+        return without_secret(self.url)
+
     async def __aenter__(self) -> "AppClient":
         base = self.url.rstrip("/").removesuffix("/v1")
         headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
@@ -109,15 +115,15 @@ class AppClient:
         if not isinstance(models, list) or not all(
             isinstance(m, dict) and isinstance(m.get("id"), str) for m in models
         ):
-            raise CallError("server", f"{self.url} sent no list of models; is it a server of OpenAI's protocol?")
+            raise CallError("server", f"{self.shown} sent no list of models; is it a server of OpenAI's protocol?")
         if not models and self.model is None:
-            raise CallError("server", f"{self.url} lists no model; give --model.")
+            raise CallError("server", f"{self.shown} lists no model; give --model.")
         card = next((m for m in models if m.get("id") == self.model), models[0] if models else {})
         self.model = self.model or card["id"]
         self.native = card.get("owned_by") == "paceline"
         if not self.native and self.drafter is not None:
             raise CallError(
-                "refused", f"{self.url} is not a Paceline server, so it takes no drafter; leave --drafter out."
+                "refused", f"{self.shown} is not a Paceline server, so it takes no drafter; leave --drafter out."
             )
 
     async def chat(self, messages: Sequence[Mapping[str, Any]], **fields: Any) -> AppReply:
@@ -131,9 +137,9 @@ class AppClient:
             samples = tuple(sample(choice) for choice in data["choices"])
             usage = Usage.of(data.get("usage"))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            raise CallError("server", f"{self.url} sent no chat completion ({error!r} in its answer).") from error
+            raise CallError("server", f"{self.shown} sent no chat completion ({error!r} in its answer).") from error
         if not samples:
-            raise CallError("server", f"{self.url} sent a chat completion without a choice.")
+            raise CallError("server", f"{self.shown} sent a chat completion without a choice.")
         reply = AppReply(samples, usage, time.monotonic() - began)
         self.tally.add(reply.usage, reply.seconds)
         return reply
@@ -163,17 +169,19 @@ class AppClient:
                 response = await self._http.request(method, path, json=body if method == "POST" else None)
             except httpx2.TimeoutException as error:
                 raise CallError(
-                    "late", f"{self.url} did not answer in {self.timeout_s:g} s; raise --timeout."
+                    "late", f"{self.shown} did not answer in {self.timeout_s:g} s; raise --timeout."
                 ) from error
             except httpx2.TransportError as error:
                 if attempt:
-                    raise CallError("unreachable", f"{self.url} cannot be reached ({error}); is it served?") from error
+                    raise CallError(
+                        "unreachable", f"{self.shown} cannot be reached ({error}); is it served?"
+                    ) from error
                 continue
             if response.status_code in BUSY and attempt < ATTEMPTS - 1:
                 await asyncio.sleep(wait_s(response.headers.get("retry-after"), attempt))
                 continue
             return checked(response)
-        raise CallError("server", f"{self.url} stayed busy over {ATTEMPTS} attempts; lower --concurrency.")
+        raise CallError("server", f"{self.shown} stayed busy over {ATTEMPTS} attempts; lower --concurrency.")
 
 
 def wait_s(header: str | None, attempt: int) -> float:

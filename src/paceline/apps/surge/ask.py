@@ -11,7 +11,7 @@ from ..common.confidence import of_part
 from ..common.dag import gather
 from ..common.forms import AppSchema, AppText
 from .extract import answer as extracted
-from .extract import span
+from .extract import is_answer, span
 from .items import SurgeItem
 from .published import PUBLISHED
 from .scorers import SCORERS
@@ -129,6 +129,8 @@ async def predict(
         more = await sample(client, form, prompt(item, style), samples, replace(settings, temperature=SAMPLED_AT))
         said = [(each.text if verdict else extracted(each.text)) for each in more if each.problem is None]
         sure = sum(each == predicted for each in said) / samples
+    if not verdict and given.text.strip() and not is_answer(given.text):
+        sure = 0.0
     return predicted, replace(given, confidence=sure)
 
 

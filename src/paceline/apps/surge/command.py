@@ -168,7 +168,7 @@ def scale(
 
 
 async def predicted(
-    asked: AppAsked, files: dict[str, str], command: str, sure: float, style: str, s: AppSettings, samples: int
+    asked: AppAsked, files: dict[str, str], command: str, sure: float | None, style: str, s: AppSettings, samples: int
 ) -> tuple[ProgramOutput, dict[str, Any]]:
     """The output, and what it cost."""
     async with asked.client() as client:
@@ -198,7 +198,10 @@ def predict(
     files: Annotated[list[Path], typer.Argument(help="The program's files.")],
     command: Annotated[str, typer.Option("--command", help="The shell line that runs it, in their folder.")],
     style: Style = "cot",
-    threshold: Annotated[float, typer.Option("--threshold", help="Run it below this confidence; 0 never.")] = 0.9,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--threshold", help="Run it below this confidence; 0 never. Without it and --measured: always."),
+    ] = None,
     measured: Annotated[
         Path | None,
         typer.Option("--measured", help="result.json of a run with this model: the threshold is taken from it."),
@@ -211,7 +214,8 @@ def predict(
     samples: Samples = 0,
     json: AsJson = False,
 ) -> None:
-    """Say what a program prints: the model's prediction if it is sure, else what it printed in the sandbox."""
+    """Say what a program prints: the model's prediction if a measured run or --threshold trusts it, else what it
+    printed in the sandbox, with the prediction next to it."""
     with errors():
         try:
             texts = {path.name: path.read_text(encoding="utf-8") for path in files}
@@ -221,6 +225,8 @@ def predict(
         threshold = threshold if measured is None else threshold_of(measured, right, samples, style)
         said, usage = told(predicted(asked, texts, command, threshold, style, settings, samples))
         typer.echo(f"{said.source}{': ' + said.why if said.why else ''}", err=True)
+        if said.source == "run":
+            typer.echo(f"predicted: {said.predicted}", err=True)
         typer.echo(of_answers(usage), err=True)
         show(said.row(), json, [said.output])
         if mostly_stand_ins(usage):

@@ -25,6 +25,17 @@ def span(reply: str) -> tuple[int, int]:
     return begin, len(reply)
 
 
+def is_answer(reply: str) -> bool:
+    """Whether a reply has an answer: no bare fence, and no fence that is not closed."""
+    begin, end = span(reply)
+    return bool(reply[begin:end].strip(" \t\r\n`")) and "```" not in reply[begin:end] and closed(reply, end)
+
+
+def closed(reply: str, end: int) -> bool:
+    """Whether the fence before a place is closed there, if there is one."""
+    return reply[:end].count("```") % 2 == 0 or reply[end:].lstrip("\n").startswith("```")
+
+
 def trimmed(text: str) -> str:
     """Without empty lines around, blanks at the ends of lines, and carriage returns."""
     lines = [line.rstrip() for line in text.replace("\r\n", "\n").split("\n")]

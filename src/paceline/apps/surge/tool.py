@@ -12,6 +12,8 @@ from .execute import job
 from .extract import trimmed
 from .items import SurgeItem, question
 
+UNMEASURED = "the prediction is not trusted: no measured run"
+
 
 @dataclass(frozen=True)
 class ProgramOutput:
@@ -36,19 +38,22 @@ async def output(
     client: AppClient,
     files: Mapping[str, str],
     command: str,
-    threshold: float,
+    threshold: float | None,
     style: str,
     settings: AppSettings,
     samples: int = 0,
 ) -> ProgramOutput:
-    """The output of a command over files. Raises SandboxError where it had to be run and no box can be made."""
+    """The output of a command over files; without a threshold nothing says what a confidence is worth, so it is run.
+    Raises SandboxError where it had to be run and no box can be made."""
     item = SurgeItem("asked", "ML", "", question(files, command), "", "exact", files, command)
     predicted, given = await predict(client, item, style, settings, samples)
     sure = given.confidence
-    if given.problem is None and sure is not None and sure >= threshold:
+    if threshold is not None and given.problem is None and sure is not None and sure >= threshold:
         return ProgramOutput(predicted, "predicted", predicted, sure, why=f"not run; confidence {sure:.3f}")
     if given.problem is not None:
         why = f"no prediction ({given.problem})"
+    elif threshold is None:
+        why = UNMEASURED
     else:
         why = "no confidence came" if sure is None else f"confidence {sure:.3f} is below {threshold:g}"
     outcome = await run(job(files, command))

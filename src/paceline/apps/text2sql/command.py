@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..common.address import without_secret
 from ..common.cli import OUTPUT, AppAsked, AppBar, AsJson, UsageError, asks_server, errors, show
 from ..common.client import AppClient, Nobody
 from ..common.report import Report
@@ -155,7 +156,7 @@ def pipeline(client: AppClient, plan: SqlPlan, db: Path | str, describe: Path | 
         schema = described(schema, read_descriptions(describe)) if describe is not None else schema
         return SqlPipeline(client, database, build(database, schema), plan)
     except QueryError as error:
-        raise UsageError(f"{db}: {error}" if error.kind == "error" else str(error)) from error
+        raise UsageError(f"{without_secret(db)}: {error}" if error.kind == "error" else str(error)) from error
 
 
 async def _answer(

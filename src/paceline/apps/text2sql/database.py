@@ -19,6 +19,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from ..common.address import masked, without_secret
 from .guard import Forbidden, check
 
 Kind = Literal["forbidden", "error", "timeout", "missing", "memory"]
@@ -85,15 +86,15 @@ def open_database(given: Path | str) -> Database:
         finally:
             os.close(number)
     except OSError as error:
-        raise QueryError("missing", f"{path} cannot be read: {error.strerror}.") from error
+        raise QueryError("missing", f"{without_secret(path)} cannot be read: {error.strerror}.") from error
     if head.startswith(b"SQLite format 3\0"):
         return Sqlite(path)
     if head[8:12] == b"DUCK":
         return Duck(path)
     raise QueryError(
         "missing",
-        f"{path} is neither an SQLite nor a DuckDB file; give one of them, or a table in .csv, .tsv, .parquet "
-        "or .json.",
+        f"{without_secret(path)} is neither an SQLite nor a DuckDB file; give one of them, or a table in .csv, .tsv, "
+        ".parquet or .json.",
     )
 
 
@@ -120,6 +121,7 @@ class Duck:
 
 
 SQL_SERVERS = {"postgres": "postgres", "postgresql": "postgres", "mysql": "mysql", "mariadb": "mysql"}
+SQL_ENCODED = "in a name and a password write / as %2F, ? as %3F, # as %23 and @ as %40"
 SQL_DRIVERS = {"postgres": "pg8000", "mysql": "pymysql"}
 
 
@@ -158,12 +160,15 @@ def whole(found: SqlResult) -> tuple[tuple[Any, ...], ...]:
 
 def server(url: str) -> SqlServer:
     """postgres://USER:PASSWORD@HOST:PORT/NAME or mysql://...; `?sslmode=require` encrypts. Raises QueryError."""
+    shown = without_secret(url)
     form = "write it as postgres://USER:PASSWORD@HOST:PORT/NAME, or mysql://..."
     try:
         parts = urlsplit(url)
         port = parts.port
-    except ValueError as error:
-        raise QueryError("missing", f"The database's address cannot be read ({error}); {form}.") from error
+    except ValueError:  # its text may quote the password
+        raise QueryError("missing", f"The database's address {shown} cannot be read; {form}; {SQL_ENCODED}.") from None
+    if "@" in f"{parts.path}{parts.query}{parts.fragment}" or parts.fragment:
+        raise QueryError("missing", f"The database's address {shown} is ambiguous: {SQL_ENCODED}.")
     dialect = SQL_SERVERS.get(parts.scheme.lower().partition("+")[0])
     if dialect is None:
         raise QueryError(
@@ -217,7 +222,7 @@ def _run(database: Database, sql: str, limits: SqlLimits, own: bool = False) -> 
     if made.kind == "memory":
         raise _large(limits)
     if made.kind is not None:
-        raise QueryError(made.kind, made.error)
+        raise QueryError(made.kind, masked(made.error, database.password if isinstance(database, SqlServer) else None))
     if made.seconds > limits.seconds:
         raise _late(limits)
     rows = tuple(tuple(map(_value, row)) for row in made.rows)
