@@ -150,7 +150,7 @@ class Options(StepOptions):
     draft_vocab: Annotated[
         str | None,
         _any("Draft from the commonest tokens alone, which reads less of the head: 32k takes the tokenizer's first "
-             "32,000, 32k:FILE those that are commonest in a text, learn (or learn:8k) those of the served text. It "
+             "32,768, 32k:FILE those that are commonest in a text, learn (or learn:8k) those of the served text. It "
              "changes only the speed. Default: all tokens."),
     ] = None  # fmt: skip
     kv_dtype: Annotated[

@@ -203,7 +203,7 @@ class StepTimes:
         share = next((self.reading[name] for name in each if name in self.reading), None)
         if share is None:
             share = self.of_level(each) / self.of_target(Work.of([(1, rows, 1)]))
-        return share * self.of_target(text(rows))
+        return share * self.of_target(text_work(rows))
 
     def hope(self, drafter: str) -> float:
         """Lowest share of a drafter's price that can be true."""
@@ -291,7 +291,7 @@ class StepTimes:
             self._passed(work, times.target, target)
         for name in times.reads.keys() - {part.drafter for part in parts} if self.seen > 1 else ():
             if 2 * (rows := times.reads[name]) >= work.rows:
-                share = times.drafts.get(name, 0.0) / self.of_target(text(rows))
+                share = times.drafts.get(name, 0.0) / self.of_target(text_work(rows))
                 self.reading[name] = self.reading.get(name, share) + DRIFT * (share - self.reading.get(name, share))
         for part in self.latest:
             if part.drafter in times.drafts and part.drafter in self.drafts:
@@ -420,8 +420,8 @@ class StepTimes:
         return cls(target, rest, drafts, data["speed"], seen, beside, measured, doubt=doubt)
 
 
-def text(rows: int) -> Work:
-    """A pass that reads a text of one request."""
+def text_work(rows: int) -> Work:
+    """Work of a pass that reads a text of one request."""
     return Work(rows, 1, rows, rows * rows // 2, 1)
 
 

@@ -18,8 +18,7 @@ STAGE_ROWS = 512
 class Layered:
     """Prompts that have rows in a step are a *cohort*. Its rows run through one group of layers a step, the decoding
     requests through all of them, and no other prompt begins before the cohort's last group. A step takes as long as a
-    chunk of `chunked`, by step times. Where nobody decodes, the rows
-    run through all layers that are left."""
+    chunk of `chunked`, by step times. Where nobody decodes, the rows run through all layers that are left."""
 
     def __init__(self, chunked: Chunked, layers: int, groups: int | None = None) -> None:
         """`layers`: of the target. `groups`: this number of groups, at most one a layer; None: as said above."""

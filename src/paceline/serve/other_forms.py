@@ -18,6 +18,7 @@ VLLM_FORMS = "structured_outputs"
 OTHER_FORMS = (*SAME_AS, VLLM_FORMS)
 VLLM_MEMBERS = ("json", "regex", "choice", "grammar", "json_object")
 GBNF_RULE = re.compile(r"^[ \t]*[\w-]+[ \t]*::=", re.MULTILINE)
+"""A rule of GBNF, which is written otherwise than one of Lark."""
 MOST_CHOICES = 1024
 """Texts among which an answer may choose."""
 

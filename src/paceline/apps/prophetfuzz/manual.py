@@ -12,9 +12,10 @@ import re
 import shutil
 import subprocess
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 DASHES = str.maketrans(dict.fromkeys("\u2010\u2011\u2013\u2212", "-") | dict.fromkeys("\u2018\u2019", "'"))
 FLAG = re.compile(r"^(--?[A-Za-z0-9?#@][\w.+-]*|-[A-Za-z0-9?#@])(\[?=| )?(.*)$")
@@ -79,7 +80,7 @@ def read_page(page: Path) -> Manual:
         if (link := LINKED.match(raw)) is None:
             break
         page, raw = linked(page, link[1].decode("utf-8", "replace"))
-    manual = parse(as_text(raw[:LONGEST_PAGE]), page.name.split(".")[0])
+    manual = parse(as_text(raw), page.name.split(".")[0])
     if not manual.options:
         raise ManualError(
             f"{page} describes no options that can be read; give a man page, what --help prints, Markdown or HTML, of "
@@ -88,17 +89,18 @@ def read_page(page: Path) -> Manual:
     return manual
 
 
-UNPACKERS = {".gz": gzip.decompress, ".bz2": bz2.decompress, ".xz": lzma.decompress, ".lzma": lzma.decompress}
+PACKED_PAGES: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open, ".lzma": lzma.open}
+"""How a page is opened, by the ending of its name; others lie as they are."""
 LINKED = re.compile(rb"\s*\.so\s+(\S+)\s*$")
 """A page that is nothing but the name of another."""
 MOST_PAGE_LINKS = 4
 
 
 def unpacked(page: Path) -> bytes:
-    """Raises ManualError."""
+    """At most LONGEST_PAGE bytes of a page. Raises ManualError."""
     try:
-        raw = page.read_bytes()
-        return UNPACKERS[page.suffix](raw) if page.suffix in UNPACKERS else raw
+        with PACKED_PAGES.get(page.suffix, open)(page, "rb") as file:
+            return bytes(file.read(LONGEST_PAGE))
     except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError) as error:
         raise ManualError(f"{page} cannot be read ({error}); give a man page.") from error
 
@@ -106,7 +108,7 @@ def unpacked(page: Path) -> bytes:
 def linked(page: Path, name: str) -> tuple[Path, bytes]:
     """The page that another names, by a path below the folder of all sections, or next to it. Raises ManualError."""
     for folder in (page.parent.parent, page.parent):
-        for ending in ("", *UNPACKERS):
+        for ending in ("", *PACKED_PAGES):
             found = folder / f"{name}{ending}"
             if found.is_file():
                 return found, unpacked(found)

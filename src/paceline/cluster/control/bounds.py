@@ -21,7 +21,7 @@ def slowest_s(body: bytes, prompt: float = 0.0) -> float:
         data = orjson.loads(body)
     except ValueError:
         return REPLY_TIMEOUT_S
-    if not isinstance(data, dict) or (most := longest(data)) is None or shows(data):
+    if not isinstance(data, dict) or (most := longest(data)) is None or has_media(data):
         return REPLY_TIMEOUT_S
     reads = max(prompt, len(body) / BYTES_A_TOKEN) / SLOW_PROMPT_RATE
     return min(REPLY_TIMEOUT_S, reads + choices(data) * most / SLOW_OUTPUT_RATE)
@@ -42,8 +42,8 @@ def choices(data: Mapping[str, Any]) -> int:
     return max([1, *asked]) * (len(prompts) if several and prompts else 1)
 
 
-def shows(data: Mapping[str, Any]) -> bool:
-    """Has a call images or sound, whose size says nothing of the time that they take?"""
+def has_media(data: Mapping[str, Any]) -> bool:
+    """Whether a call has images or sound, whose size does not say how long they take."""
     messages = data.get("messages")
     contents = (
         [each.get("content") for each in messages if isinstance(each, dict)] if isinstance(messages, list) else []
